@@ -37,7 +37,7 @@ def start(folder, out_dir, *flags, **changes):
 
 @pytest.fixture(scope="module")
 def finished(trained_folder, tmp_path_factory):
-    """The folder of a run of two iterations, whose learning rates fall to a tenth."""
+    """The folder of a run of two iterations with final_lr=0.1."""
     out_dir = tmp_path_factory.mktemp("resume") / "run"
     parallel.init_distributed(small_config())
     start(trained_folder, out_dir, num_iterations=2)

@@ -141,7 +141,7 @@ def commands_that_run():
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "pytest-xdist" not in line:  # shows the test's name, which holds the command
+            if "pytest-xdist" not in line:  # a worker's title may show the command
                 lines.append(line)
         except OSError:  # the process has ended
             continue

@@ -363,7 +363,7 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
         1,
         3,
     ]
-    # top_p_softmax allows negative values: e^4 is 0.73 of the sum, and e^4 + e^3 is 0.995 of it.
+    # top_p_softmax allows negative values: of e^-1 + e^4 + e^3, e^4 is 0.73 and e^4 + e^3 0.995.
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
     assert starpo.filter_groups(values, std, keep=0.72, strategy="top_p_softmax").tolist() == [2]
 
@@ -450,7 +450,7 @@ def padded_gae_with_observations(rewards, values, response_mask, gamma, lam):
 )
 def test_gae_agrees_with_walk_over_observations(gamma, lam):
     generator = torch.Generator().manual_seed(1)
-    # Turns have 1 to 4 tokens, in the first trajectory one. Two observation tokens precede a turn.
+    # Turns have 1 to 4 tokens. Two observation tokens precede each turn.
     turn_lengths = [[1, 1, 1], [4, 1, 2], [3], [1], [2, 2, 1, 1, 4]]
     turn_rewards = [[0.0, 0.0, 1.0], [-0.1, 0.0, 0.0], [0.0], [2.0], [0.0, -1.0, 0.0, 10.0, 0.0]]
     B, T = 5, 24
@@ -524,7 +524,7 @@ def test_whiten_without_variance():
 
 # ---------- advantages
 
-# COUNTS: turns of the trajectories, of which three are in each group. LENGTHS: tokens of turns.
+# COUNTS: turns of each trajectory. A group has three trajectories. LENGTHS: tokens of each turn.
 COUNTS, GROUPS = [3, 1, 2, 1, 4, 2], torch.arange(6) // 3
 LENGTHS = [1, 3, 2, 1, 2, 2, 4, 1, 1, 5, 2, 3, 1]
 DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
@@ -766,7 +766,7 @@ def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
 # clip_low = 0.2, clip_high = 0.28: bounds 0.8 and 1.28
 CLIP_CASES = [
     (1.5, 2.0, 1.28 * 2.0, 0.0, 1),  # above, A > 0: held at 1.28
-    (1.2, 2.0, 1.2 * 2.0, 1.2 * 2.0, 0),  # inside, beyond 1 + clip_low
+    (1.2, 2.0, 1.2 * 2.0, 1.2 * 2.0, 0),  # inside, at 1 + clip_low
     (0.5, 2.0, 0.5 * 2.0, 0.5 * 2.0, 0),  # below, A > 0: min takes the unclipped 1.0 < 1.6
     (0.5, -2.0, 0.8 * -2.0, 0.0, 1),  # below, A < 0: held at 0.8
     (0.9, -2.0, 0.9 * -2.0, 0.9 * -2.0, 0),  # inside
@@ -1048,7 +1048,7 @@ def test_k1_and_k3_have_the_kl_as_expectation():
 
 
 def expected_loss_gradient(estimator):
-    """Return E_{y ~ p} [gradient in the logits of the estimator at y]. p is detached."""
+    """Return E_{y ~ p} [gradient of the estimator at y in the logits]. p is detached."""
     logits, logprobs, ref = enumerated_policy()
     p = logprobs.exp().detach()
     (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().backward()

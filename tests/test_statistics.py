@@ -80,12 +80,12 @@ def test_rate_interval_of_two_seeds_by_hand():
 
     With the two instances that the method adds, of means 0 and 1, the variance is
     (0.5^2 + 0.5^2) / 10 = 0.05. So the rate is as precise as that of 0.25 * 8 / 0.05 = 40 trials.
-    The part of the seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the interval is 0 to 1.
+    The half width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the interval is 0 to 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
     low, high = wilson_interval(20, 40)
-    # rates 0.51 and 0.49: the seeds' part is 12.7062 * 0.01
+    # rates 0.51 and 0.49: the half width from seeds is 12.7062 * 0.01
     close = np.array([[0.51] * 8, [0.49] * 8])
     half = math.hypot((high - low) / 2, 0.127062)
     assert rate_interval(close) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
@@ -121,7 +121,7 @@ def test_difference_interval_by_hand():
 
 
 def test_three_seeds_that_differ_say_little():
-    """The differences of three seeds are 54, 7 and 23 points. The part of the seeds alone is
+    """The differences of three seeds are 54, 7 and 23 points. The interval over seeds alone is
     28 +- 4.3027 * 23.9 / sqrt(3), -31 to 87."""
     a = np.zeros((3, 100))
     for seed, wins in enumerate((54, 7, 23)):
@@ -156,7 +156,7 @@ NUM_INSTANCES = 256
 def draw_seed_rates(rng, rate, spread, shape):
     """Draw rates from a normal distribution around `rate`. Its standard deviation is `spread`, or
     half the distance from `rate` to the nearer of 0 and 1 if that is less. The few deviations
-    beyond this distance are clipped to it.
+    beyond the whole distance are clipped to it.
 
     If many seeds had a rate of exactly 0 or 1, two seeds would often show no spread."""
     room = min(rate, 1 - rate)
@@ -167,8 +167,8 @@ def draw_seed_rates(rng, rate, spread, shape):
 
 def play(rng, rates, luck, num_games):
     """Return the share of won games, (repeats R, seeds S, instances n), for `rates` (R, S). The
-    chance to win is 0.3 * rate, plus 0.5 if the luck of all players is below the rate, plus 0.2 if
-    that of the seed is."""
+    chance to win is 0.3 * rate, plus 0.5 if the shared luck is below the rate, plus 0.2 if the
+    seed's own luck is."""
     rates = rates[..., None]  # (R, S, 1)
     own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)  # (R, S, n)
     chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)  # (R, S, n)
@@ -226,7 +226,7 @@ def test_intervals_hold_the_true_value_on_the_whole_grid():
     "num_seeds, rate, difference", [(2, 67, 70), (3, 49, 54), (5, 67, 67), (10, 89, 89)]
 )
 def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate, difference):
-    """Each seed ends at 10 % with probability 1/5, else at 80 %, as in `rate_interval`."""
+    """Each seed ends at 10 % with probability 1/5, else at 80 %: the example of `rate_interval`."""
     rng = np.random.default_rng(num_seeds)
     collapses = rng.random((1000, num_seeds, 1)) < 0.2
     chances = np.where(collapses, 0.1, 0.8)

@@ -347,13 +347,13 @@ RIVERS = [
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
         # No title is in the question, so the words of the question are the query.
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
-        # Title and words do not find the answer, so the last query names a passage that does.
+        # Title and words do not find the answer, so the last query names a passage with it.
         (
             "Where is Mozart from, the Rhine?",
             "Mediterranean",
             ["search The Rhine", "search The Nile"],
         ),
-        # A result shows 300 characters of a passage, and the answer comes later.
+        # A result shows 300 characters of a passage, and the answer follows them.
         ("Where does the Elbe end?", "Germany", ["search Where does the Elbe end"]),
         ("Is the Nile long?", "yes", ["search The Nile"]),
     ],

@@ -48,7 +48,7 @@ CRITIC_KEYS = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance
 POLICY_KEYS = {"pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "grad_norm"}
 POLICY_KEYS |= {"masked_frac", "observation_nll", "learning_rate"}
 UPDATE_KEYS = POLICY_KEYS | CRITIC_KEYS | {"logprob_diff_mean", "logprob_diff_max"}
-# These may be None in an iteration without an update or a measurement of collapse.
+# `regime` may be None without an update, the others without a measurement of collapse.
 SOMETIMES_UNKNOWN = {"regime", *COLLAPSE_KEYS}
 
 

@@ -55,7 +55,7 @@ def test_targets_by_hand(trained_folder):
     experience = train.build_experience(learner, kept)
     assert experience.ref_logprobs is experience.old_values is experience.returns is None
     assert experience.rollout_logprobs.tolist() == experience.old_logprobs.tolist() == old
-    # The mean is 0.45 and the unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2).
+    # Scores 0.9 and 0 have mean 0.45 and unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2).
     expected = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]) / math.sqrt(2)
     torch.testing.assert_close(experience.advantages, expected, rtol=1e-5, atol=1e-5)
 
@@ -201,7 +201,7 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
         chosen = [numbers[ids] for ids in trajectories_in(batch)]
         assert num_tokens == sum(lengths[i] for i in chosen)
         assert micro_batch.token_weights.tolist() == [1.0] * num_tokens  # token_mean
-        for field in fields(train.Experience):  # its values for the trajectories in the pack
+        for field in fields(train.Experience):  # values of the pack's trajectories
             value = getattr(micro_batch, field.name)
             expected = [getattr(pieces[i], field.name) for i in chosen]
             if field.name == "token_weights":

@@ -184,7 +184,7 @@ def test_records_by_hand(run_folder):
 
 def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
     """A file as eval.py --jsonl, tools.api_models and tools.replay write it. This one has two
-    policies and two members."""
+    policies, one with two members."""
     turn = turn_record("Turn 1 of 5, 10 actions left.\nP_\nOG", "", ["Right"])
     rows = []
     for policy, member in (("optimal", 0), ("gpt \x1b", 0), ("gpt \x1b", 1)):
@@ -457,7 +457,7 @@ def test_gif_shows_slips_and_arrows_only_where_there_are_directions(run_folder, 
     view_gif.draw_gif(data, 1, run_folder / "slip.gif")
     view_gif.draw_gif(data, 0, run_folder / "text.gif")
     assert "↓ Down (slipped: ← Left)" in written
-    assert "Right" in written and "→ Right" in written  # of the text game, and of the lake
+    assert "Right" in written and "→ Right" in written  # only the lake's has an arrow
 
 
 def test_gif_shows_text_that_no_font_can(run_folder, coarse):

@@ -17,7 +17,7 @@ LONG_QUEST = "quest:w=4,o=6,q=8"
 BLIND_QUEST = "quest:w=8,o=12,q=4,goal=none,show=all"
 SPECS = [QUEST, LONG_QUEST, BLIND_QUEST, "household", "repair", "repair:reward=ratio"]
 
-# A cellar and an attic behind a closed door. The coin is in a locked box, whose key lies in the
+# A closed door is between cellar and attic. The coin is in a locked box, whose key lies in the
 # attic.
 HOUSE = (
     "quest",
