@@ -41,7 +41,7 @@ def lake_instance(board):
 
 
 def room_instance(board, symbols="default"):
-    """Return the instance that `board` shows. `board` must use the default symbols."""
+    """Return the instance that `board` (default symbols) shows; the game shows it in `symbols`."""
     rows = board.split("\n")
     cells = "".join(rows)
 
@@ -78,7 +78,7 @@ def episode_in(board, *, max_actions=10, **settings):
 
 
 def raw_draws(spec, count, seed=0):
-    """Return an environment and `count` draws of it; repeats and evaluation instances stay."""
+    """Return an environment and `count` draws of it, repeats and evaluation instances included."""
     env = make_env(spec)
     rng = np.random.default_rng([seed, 4])
     return env, [env.draw(rng) for _ in range(count)]
@@ -205,11 +205,11 @@ def assert_mean(values, reference, reference_values=256):
 
     `reference` is a mean over 256 instances of RAGEN's generator. s, the std of the n `values`, is
     used as the std of both samples, so the tolerance is 3.5 * s * sqrt(1/n + 1/256). For a random
-    player, a value is the success rate on one board; `reference` has 200 games on each board.
+    player, a value is the success rate on one board; `reference` is from 200 games on each.
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)
-    tolerance = max(tolerance, 0.0005)  # `reference` is rounded to 0.1 %
+    tolerance = max(tolerance, 0.0005)  # a rate in `reference` is rounded to 0.1 %
     assert abs(values.mean() - reference) <= tolerance, (values.mean(), reference, tolerance)
 
 

@@ -32,7 +32,7 @@ def main(runs):
 def live(arguments, log, *, ranks=1, prepare=None):
     """Train in forks of this process, and append their output to the file `log`.
 
-    Args: prepare: called with its rank in each forked process before it trains.
+    Args: prepare: each forked process calls it with its rank before training.
     Returns: the exit code of the first rank that failed (-N for signal N); 0 if no rank failed.
     """
     with socket.create_server(("localhost", 0)) as server:

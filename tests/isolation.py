@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path.home() / ".cache"
 os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
 os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
-# vLLM records the properties of a model class under the hash of its code, which takes 13 CPU-s.
+# vLLM caches properties of a model class by the hash of its code; finding them takes 13 CPU-s.
 os.environ.setdefault("VLLM_CACHE_ROOT", str(CACHE / "vllm"))
 HOME = tempfile.TemporaryDirectory(prefix="nanoragen_home_")
 os.environ["HOME"] = HOME.name

@@ -104,7 +104,7 @@ CASES = {  # case -> number of trajectories, settings
 def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
     count, changes = CASES[case]
     start = trained_folder
-    if "model" in changes:  # a random model of another family, that of rank 0 for both ranks
+    if "model" in changes:  # a random model of another family; both ranks load rank 0's copy
         start = all_gather_lists([str(save_family(changes["model"], tmp_path))])[0][0]
     learner = make_learner(start, bias=True, learning_rate=1e-5, critic_lr=1e-4, **changes)
     kept, experience = played_experience(learner, count)

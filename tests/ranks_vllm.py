@@ -65,7 +65,7 @@ def policy(trained_folder):
 
 
 def spy_on_requests(vllm, monkeypatch):
-    """Return a list. Each finished request appends how many of its prompt tokens were cached."""
+    """Return a list to which each finished request adds its number of cached prompt tokens."""
     cached, step = [], vllm.engine.step
 
     def spy():

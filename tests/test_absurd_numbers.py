@@ -1,4 +1,4 @@
-"""Tests that settings of extreme size, or nan and inf, are usable or refused in one sentence.
+"""Tests that extreme settings, also nan and inf, are usable or refused in one sentence.
 
 Run with:  python -m pytest -q tests/test_absurd_numbers.py
 """

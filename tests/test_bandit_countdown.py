@@ -1,6 +1,6 @@
 """
-Tests of the games of one action: Bandit's rewards, and Countdown's players and expressions, which
-Python's own parser checks.
+Tests of the games of one action: Bandit's rewards, Countdown's players, and its expressions against
+Python's own parser.
 
     python -m pytest -q tests/test_bandit_countdown.py
 """
@@ -223,7 +223,7 @@ def test_countdown_draws():
     _, instances = raw_draws("countdown", 600)
     four = sum(len(numbers) == 4 for _, numbers, _ in instances)
     assert abs(four - 300) < 3.5 * math.sqrt(600 / 4)
-    # keys 0, 1, 2: targets 10 to 40, 41 to 71, 72 to 100
+    # key 0: targets 10 to 40; key 1: 41 to 71; key 2: 72 to 100
     thirds = Counter((target - 10) // 31 for _, _, target in instances)
     assert set(thirds) == {0, 1, 2} and min(thirds.values()) > 120
     drawn = set()
@@ -237,7 +237,7 @@ def test_countdown_draws():
 @pytest.mark.slow
 def test_countdown_splits_know_no_order_of_numbers():
     # There are only 165 multisets of three numbers up to 9, so 1000 draws give about 620 different
-    # problems. Splits must not share a problem in another order.
+    # problems. Splits must not share a problem, even with its numbers reordered.
     env = make_env(SMALL_COUNTDOWN)
     reserved = set()
     for instances in envs.reserved_instances(SMALL_COUNTDOWN).values():

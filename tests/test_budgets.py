@@ -40,7 +40,7 @@ RAISE_REPLY = (
 
 
 class Script:
-    """An engine that returns `replies` (lists of token ids) in order to one trajectory."""
+    """An engine that gives one trajectory `replies` (lists of token ids), one by one."""
 
     def __init__(self, *replies):
         self.replies = list(replies)

@@ -28,7 +28,7 @@ PLAYERS = {"greedy, closed loop": 4, "optimal, closed loop": 8}  # player -> pro
 
 @pytest.fixture(autouse=True)
 def quick_pictures(monkeypatch):
-    """Draw letters as outlines and in low resolution, which takes a third of the time."""
+    """Draw letters as outlines, and pictures in low resolution, in a third of the time."""
     monkeypatch.setitem(style.STYLE, "pdf.fonttype", 3)
     monkeypatch.setattr(style, "DPI", 40)
 

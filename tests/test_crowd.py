@@ -45,8 +45,8 @@ def test_the_greedy_player_walks_into_holes_and_the_careful_one_around_them():
     env = lake((4,), 0, 8)
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 3, 5, rng) == ["Down"]  # the game ends in the hole
-    # Left and Up stop at the border, 2 moves from the goal; Right leads away. On slippery ice, Left
-    # could slip down into the hole. The careful player avoids Left even without slips.
+    # With Left and Up the player stays, 2 moves from the goal; Right leads away. On slippery ice,
+    # Left could slip down into the hole. The careful player avoids Left even without slips.
     assert choices(env) == choices(lake((4,), 0, 8, success_rate=0.8)) == {"Up"}
 
 
@@ -94,7 +94,7 @@ def test_the_careful_player_pushes_a_box_into_a_corner_that_is_a_target():
 @pytest.mark.slow
 @pytest.mark.parametrize("files", [("frozenlake_ppo",), ("sokoban_ppo",)])
 def test_players_are_ordered_by_what_they_see(files):
-    """Of random, greedy, careful and planner, each wins over 5 points more than the one before."""
+    """From random to greedy to careful to planner, success rises by over 5 points each time."""
     config, _, _ = load_config([config_file(file) for file in files])
     config = replace(config, eval_size=128, eval_split="heldout")
     rates = [play_crowd(name, config, 2).mean() for name in (*crowd.SHARES, "planner")]

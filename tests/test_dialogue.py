@@ -32,7 +32,7 @@ from envs import make_env
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
         ([0.25], True, "dense", 1, [1]),
-        # Turns 0, 2 and 3 have positive rewards. Progress is paid at turn 2 and at the last turn.
+        # Progress is paid at turn 2, the second with a positive reward, and at the last turn.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
         ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # rewards sum to 0

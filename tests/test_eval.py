@@ -160,7 +160,7 @@ def samples_by_hand(wins):
 def test_scores_of_several_samples_by_hand():
     played = samples_by_hand(["1000", "0000", "1110"])
     found = score(played)
-    # Of the three prompts, pass@2 is 1 - 3/6, 0 and 1 - 0/6, and pass@4 is 1, 0 and 1.
+    # For the prompts in this order, pass@2 is 1 - 3/6, 0 and 1 - 0/6, and pass@4 is 1, 0 and 1.
     pass_at = {key: found[key] for key in found if "pass@" in key}
     assert pass_at == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
     # The prompts have rates 1/4, 0 and 3/4, and success_interval() appends 0 and 1. The variance of

@@ -339,7 +339,7 @@ def last_line(board):
 
 
 def test_observation_modes_by_hand():
-    # The player is at (1,1). Holes nearby: (1,3), two to the right, and (2,2), the corner.
+    # The player is at (1,1). Holes nearby: (1,3), two to the right, and (2,2), the diagonal one.
     text = on_lake(LAKE_BOARD, observation="relations").observe()
     relations = "Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole."
     assert text == f"{LAKE_BOARD}\n{relations}"
@@ -382,7 +382,7 @@ def test_statements_by_hand(board, moves, facts):
 
 
 def safest_way(board):
-    """Return the moves of the shortest path from P to G that has the fewest holes beside its moves.
+    """Of the shortest paths from P to G, return the one with the fewest holes beside its moves.
 
     Try all paths of one, two, ... moves on the board text, in the order left, down, right, up.
     """

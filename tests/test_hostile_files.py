@@ -141,7 +141,7 @@ def test_a_run_refuses_a_folder_with_links(name, folder, target):
     (folder / "config.json").write_text('{"config": {}}')
     path = folder / name
     path.parent.mkdir(exist_ok=True)
-    path.symlink_to(target)  # below, its target is gone: refused, too
+    path.symlink_to(target)  # refused, even after its target is gone
     with pytest.raises(UserError) as error:
         check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
     target.unlink()

@@ -64,7 +64,7 @@ def fake_module(monkeypatch, name, **values):
 
 
 class BadManners:
-    """A fake game of GEM that prints, seeds global generators and logs. Its turn limit is 8."""
+    """A fake game of GEM that prints, logs and seeds global generators. Its turn limit is 8."""
 
     def __init__(self, size=1000, max_turns=8, **_):
         random.seed(1)

@@ -52,7 +52,7 @@ def random_batch(seed, *, num_groups=3, group_size=4, num_states=3):
 
 
 def on_last_tokens(turn_rewards, tokens_per_turn):
-    """Return rewards of tokens: that of a turn at its last token, 0 elsewhere."""
+    """Return rewards of tokens: a turn's reward at its last token, 0 elsewhere."""
     rewards = torch.zeros(sum(tokens_per_turn), dtype=turn_rewards.dtype)
     rewards[torch.tensor(tokens_per_turn).cumsum(0) - 1] = turn_rewards
     return rewards
@@ -279,11 +279,11 @@ def pieces_of(numbers):
 
 
 def slow_gspo(new, old, advantages, numbers, clip_low, clip_high):
-    """Return loss and gradient of equation 5 of arXiv 2507.18071. The ratio s of a sequence is a
-    root of the product of token ratios.
+    """Return loss and gradient of equation 5 of arXiv 2507.18071. The ratio s of a sequence is the
+    geometric mean of its token ratios.
 
     The gradient of s with respect to log pi(y_t) is s / |y|, by equation 10. That of the loss is 0
-    if the clipped term is smaller."""
+    if clipping lowers s * A."""
     pieces = pieces_of(numbers)
     loss = 0.0
     gradient = torch.zeros(len(new), dtype=torch.float64)
@@ -402,8 +402,8 @@ def test_good_sequences_are_never_masked():
 
 
 def test_tv_mask_by_hand():
-    """The probability is 0.5 in the engine, 0.8, 0.2 or 0.6 in the policy. If they differ by more
-    than 0.2, tokens whose advantage would increase the difference are masked."""
+    """The probability is 0.5 in the engine and 0.8, 0.2 or 0.6 in the policy. If they differ by
+    more than 0.2, tokens whose advantage would increase the difference are masked."""
     new = torch.tensor([0.8, 0.8, 0.2, 0.2, 0.6, 0.8, 0.2]).log()
     engine = torch.full((7,), 0.5).log()
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0, 0.0])

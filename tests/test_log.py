@@ -38,8 +38,8 @@ def points(events, tag):
 
 
 def texts(out_dir, tag):
-    """Return (step, text) as TensorBoard shows them. event_accumulator would add the texts of
-    iterations that were repeated."""
+    """Return (step, text) as TensorBoard shows them. event_accumulator would also return texts
+    that a repeated iteration replaced."""
     events = events_of(out_dir, plugin_event_accumulator).Tensors(f"{tag}/text_summary")
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
 
@@ -55,7 +55,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     log.write(last)
     assert read_rows(tmp_path / "metrics.jsonl") == [*history, last]
     events = events_of(tmp_path)
-    # 9.0, of the first iteration 3, is dropped
+    # 9.0, written before the restart, is dropped
     assert points(events, "rollout/reward") == [(2, 0.5), (3, 1.0)]
     assert events.Tags()["scalars"] == ["rollout/reward"]  # there is no smoothed copy of it
     assert texts(tmp_path, "collapse/regime") == [(1, "diverse"), (2, "diverse"), (3, "template")]

@@ -1,6 +1,6 @@
 """Tests of the updates of all methods: estimators, filters, aggregations and others. On a CPU.
 
-Each method computes one gradient, which is compared with a plain loop over the trajectories.
+Each method's gradient is compared with that of a plain loop over the trajectories.
 
 Run with:  python -m pytest -q tests/test_methods.py
 """
@@ -309,7 +309,7 @@ METHODS = {
         dict(filter_loss_scale="sqrt"),
         lambda u, n: same_gradient(u, n, 0.5**0.5),
     ),
-    # context windows, and the response mask of RAGEN's code
+    # context windows, and RAGEN v1's mask, which trains on observations
     "single turns": (dict(context_turns=1), sees_single_turns),
     "two turns": (dict(context_turns=2), lambda u, n: max(len(t.turns) for t in u.kept) == 3),
     "two turns, all tokens": (

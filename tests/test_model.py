@@ -144,7 +144,7 @@ def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path,
 def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attention, temperature):
     reference = saved_reference(random_model, tmp_path, attention)
     torch.manual_seed(1)
-    weights = torch.randn(2, 11)  # random weights of 4 + 1 + 6 log-probs and entropies
+    weights = torch.randn(2, 11)  # loss weights of 4 + 1 + 6 log-probs and entropies
 
     def values_and_gradients(module, scores):
         module.zero_grad()
@@ -194,8 +194,8 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
-    # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask, which
-    # computes the queries of 1 2 again.
+    # The shared context 1 2 is short, so both long pieces use a causal kernel. It needs no mask,
+    # but computes the queries of 1 2 again.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(
@@ -211,7 +211,7 @@ def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
 
 
 def check_scores_and_gradients(random_model, shared, repeated):
-    """Check that both batches, of four sampled tokens, give the same scores and gradients."""
+    """Check that both batches, each of four sampled tokens, give the same scores and gradients."""
     weights = torch.randn(2, 4)
     scores = []
     gradients = []
@@ -253,7 +253,7 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
 
 
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
-    """Compute varlen attention in a loop. The queries of a sequence stand at its last keys."""
+    """Compute varlen attention in a loop. A sequence's queries belong to its last tokens."""
     assert (longest_q, longest_k) == (max(q_ends.diff()), max(k_ends.diff()))
     assert (q_ends[-1], k_ends[-1]) == (len(q), len(k))
     assert q_ends.dtype == k_ends.dtype == torch.int32
@@ -272,8 +272,8 @@ def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-# Replacements for the kernels. They have the parameters of torch/nn/attention/varlen.py in torch
-# 2.11.0, 2.12.0 and 2.13.0, and of flash_attn_varlen_func in flash-attn 2.8.
+# Replacements for the kernels. Two have the parameters of torch/nn/attention/varlen.py in torch
+# 2.11.0, 2.12.0 and 2.13.0; `flash` has only those that we give to flash-attn 2.8.
 
 
 def torch_211(
@@ -619,7 +619,7 @@ def test_hub_name_without_network(monkeypatch, capsys):
 
 
 def test_a_model_of_the_hub_is_loaded_from_the_cache(monkeypatch):
-    """The model keeps its name on the hub, for adapters, and not that of the cache folder."""
+    """The model keeps its hub name, which adapters store, and not that of the cache folder."""
     asked = []
 
     def snapshot_download(name, **options):

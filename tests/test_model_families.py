@@ -83,7 +83,7 @@ def two_turns(chat, first_ids, second_ids):
 
 
 def random_trajectories(chat, vocab_size):
-    """Return four conversations with random response ids; some may have no token. The first
+    """Return four conversations with random response ids; some ids may lack a token. The first
     three share their first prompt, so packing computes it once."""
     generator = torch.Generator().manual_seed(1)
     played = []
@@ -234,7 +234,7 @@ def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monke
 
 @each_family
 def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
-    """Play whole dialogues with an environment, in which the engine reuses its KV cache."""
+    """Play whole dialogues, in which the engine reuses its KV cache."""
     network, tokenizer = load_model(str(folders[name]))
     config = small_config(max_context_tokens=1024)
     chat = Chat(tokenizer)
@@ -456,7 +456,7 @@ def test_marks_of_messages_cannot_be_written_as_text(folders, name):
 
 @each_family
 def test_the_parser_sees_the_tags_of_a_sampled_reply(folders, name):
-    """Qwen3 and SmolLM3 have tokens for <think> and </think>, the others spell these tags."""
+    """Qwen3 and SmolLM3 have tokens for <think> and </think>, the others use several for each."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     has_tokens = "<think>" in FAMILIES[name].added

@@ -160,8 +160,8 @@ def test_samples_are_uniform_over_trajectories_and_turns():
     many = [sample_thoughts(found, 1, np.random.default_rng(seed)) for seed in range(900)]
     assert all(samples.first == [a] for samples in many)
     counts = [sum(samples.sampled == [thought] for samples in many) for thought in (a, b, c, d)]
-    # Each of the 900 draws takes one thought of one of the two trajectories with thoughts. Expect a
-    # in 450 draws, and b, c and d in 150 each. The standard deviations are 15 and 11.
+    # Each of the 900 draws takes one thought of one of the two trajectories with thoughts. Expect
+    # `a` in 450 draws, and `b`, `c` and `d` in 150 each. The standard deviations are 15 and 11.
     assert sum(counts) == 900
     assert abs(counts[0] - 450) < 45 and all(abs(count - 150) < 35 for count in counts[1:])
     samples = sample_thoughts(found, 9, np.random.default_rng(0))
@@ -287,7 +287,7 @@ class PromptBlindPolicy(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def played(chat):
-    """Six demonstrations, two on each of three boards. Those on one board have one first prompt."""
+    """Six demonstrations, two on each of three boards. Those on one board share a first prompt."""
     return [demonstration(CONFIG, chat, i // 2) for i in range(6)]
 
 

@@ -120,8 +120,8 @@ def page(open_page, html):
 
 @pytest.fixture
 def games(tmp_path):
-    """The page of a file as eval.py --jsonl writes it. Its two games have a false statement and end
-    with a fall into a hole."""
+    """The page of a file as eval.py --jsonl writes it. Each of its two games has a false statement
+    and ends in a hole."""
     turn = turn_record(START, "Goal up. I go.", ["Down"], 0.0, ["a"], [0.5])
     turn |= {"statements_checked": 1, "statements_true": 0, "out_of_actions": False}
     turn |= {"false_statements": {"Goal up.": HOSTILE}, "why_lost": "fell into a hole at (2,1)"}
@@ -277,7 +277,7 @@ def test_light_and_dark(page):
     assert background() == "rgb(21, 23, 26)"
 
 
-# ---------- the page of a file of trajectories, stars and notes, and their export
+# ---------- the page of a file of trajectories; stars, notes and their export
 
 
 def test_a_file_shows_what_was_false_and_why_a_game_was_lost(open_page, games):

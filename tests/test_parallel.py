@@ -100,14 +100,14 @@ NODES = [
 
 
 def small_settings(path, **changes):
-    """Write a config file with SMALL_RUN and `changes` (None leaves one out). Return the path."""
+    """Write a config file with SMALL_RUN and `changes` (None leaves a key out). Return the path."""
     settings = {key: value for key, value in (SMALL_RUN | changes).items() if value is not None}
     path.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
     return str(path)
 
 
 def rows_of(out_dir):
-    """Return the rows of metrics.jsonl of a run without times and memory."""
+    """Return the rows of a run's metrics.jsonl, without times and memory."""
     rows = []
     for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)

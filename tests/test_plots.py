@@ -1,4 +1,4 @@
-"""Tests of tools/plotting and tools/viewer/curves.py: plots of results made by hand, and the style.
+"""Tests of tools/plotting and tools/viewer/curves.py: plots of hand-made results, and the style.
 
 python -m pytest -q tests/test_plots.py
 """
@@ -124,7 +124,7 @@ def test_players_obey_the_limits_of_the_policy():
 def test_noise_is_averaged_over_nine_iterations():
     values = np.array([[float(i % 2) for i in range(100)]])
     smooth = plots.moving_average(values)
-    assert smooth[0, 50] == pytest.approx(4 / 9)  # of 46 to 54, only the odd ones are 1
+    assert smooth[0, 50] == pytest.approx(4 / 9)  # in 46 to 54, the 4 odd iterations have 1
     assert smooth[0, 0] == pytest.approx(2 / 5)  # mean of iterations 0 to 4
     values[0, 20:40] = np.nan
     assert np.isnan(plots.moving_average(values)[0, 24:36]).all()

@@ -2,7 +2,7 @@
 
     make test-smollm2    # fetches the model; 4 CPU-minutes, 8 GB of disk and memory
 
-Before SFT on the games the model hardly ever writes a well-formed reply. All scores are then equal
+Before SFT on the games, the model hardly ever writes a well-formed reply. All scores are then equal
 and all advantages 0, so that only the entropy bonus gives a gradient.
 """
 

@@ -61,7 +61,7 @@ def whole(trained_folder, tmp_path_factory):
 
 
 def copied(whole, tmp_path):
-    """Return a copy of a run, as if it had ended before scores.md."""
+    """Return a copy of a run, as if it had ended before writing scores.md."""
     out_dir = tmp_path / "out"
     shutil.copytree(whole[0], out_dir)
     (out_dir / "scores.md").unlink()
@@ -373,7 +373,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
 
 @pytest.mark.parametrize("num_errors, counted", [(2, "2 of 4"), (1, "1 of 4")])
 def test_a_run_stops_above_the_share_of_errors(num_errors, counted):
-    """Two errors in four exceed max_error_frac. One error does not, but leaves no whole group."""
+    """One or two errors in the only group leave no whole group."""
     error_turn = Turn([1], [2], [0.0], record=dialogue.TurnRecord([], error="OSError: gone"))
     failed = Trajectory((0,), 0, [error_turn], "error", env="lake")
     good = Trajectory((0,), 0, [Turn([1], [2], [0.0])], "failure")

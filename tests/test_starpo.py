@@ -766,7 +766,7 @@ def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
 # clip_low = 0.2, clip_high = 0.28: bounds 0.8 and 1.28
 CLIP_CASES = [
     (1.5, 2.0, 1.28 * 2.0, 0.0, 1),  # above, A > 0: held at 1.28
-    (1.2, 2.0, 1.2 * 2.0, 1.2 * 2.0, 0),  # inside, at 1 + clip_low
+    (1.25, 2.0, 1.25 * 2.0, 1.25 * 2.0, 0),  # inside, above 1 + clip_low
     (0.5, 2.0, 0.5 * 2.0, 0.5 * 2.0, 0),  # below, A > 0: min takes the unclipped 1.0 < 1.6
     (0.5, -2.0, 0.8 * -2.0, 0.0, 1),  # below, A < 0: held at 0.8
     (0.9, -2.0, 0.9 * -2.0, 0.9 * -2.0, 0),  # inside
