@@ -14,7 +14,7 @@ import isolation
 import pytest
 import torch
 
-# Other modules that take seconds to import are imported inside fixtures.
+# Unlike torch, modules slow to import are imported inside fixtures.
 # With one thread, sums are always added in the same order, and other processes can use the other
 # cores.
 torch.set_num_threads(1)
