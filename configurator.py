@@ -308,8 +308,8 @@ class Config:
         if self.filter_by == "entropy" and not self.engine_gives_logprobs():
             raise UserError(
                 "filter_by='entropy' needs the log-probs of the engine, and with "
-                "recompute_old_logprobs=True vLLM is not asked for them; set one of the two, or "
-                "--engine=torch"
+                "recompute_old_logprobs=True vLLM is not asked for them; choose another "
+                "filter_by, recompute_old_logprobs=False, or engine=torch"
             )
         keep = self.filter_keep
         if strategy == "count" and not 1 <= keep <= self.num_groups:
@@ -335,7 +335,7 @@ class Config:
             )
         if self.collapse_every and not self.think:
             raise UserError(
-                "collapse metrics compare thoughts and think is False; "
+                "collapse metrics compare thoughts, but think is False; "
                 "set think=True or collapse_every=0"
             )
         has_group_baseline = self.estimator in GROUP_BASELINE_ESTIMATORS

@@ -129,7 +129,7 @@ class TurnRecord:
     # was not executed. None if every action took place as chosen.
     moves: list[str] | None = None
     # Why the reply is not valid, in sentences; None if it is valid or was not judged. The policy
-    # reads them in the next message, except the sentence of `cut_fault`.
+    # reads them in the next message, except that of `cut_fault`, which `Rollout.add_turn` adds.
     faults: list[str] | None = None
     # True: the game failed because its actions were used up. False: it failed by its rules.
     # None: it did not fail.

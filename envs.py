@@ -445,8 +445,8 @@ def check_attributes(env: Env) -> None:
     """Check `actions` and `max_reward`. Raises: UserError if one of them is illegal."""
     if not _are_action_names(env.actions):
         raise UserError(
-            f"actions of {name_of(env)} must be a tuple of different names, without '||', '<' and "
-            f"spaces at their ends; got {show(env.actions)}"
+            f"actions of {name_of(env)} must be a tuple of different names that hold no '||' and "
+            f"no '<', and neither begin nor end with a space; got {show(env.actions)}"
         )
     reward = env.max_reward
     is_number = hasattr(type(reward), "__float__")

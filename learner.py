@@ -102,7 +102,7 @@ class Learner:
             norms[name] = parallel.full_tensor(norm)
         return norms
 
-    def count_skipped_step(self, metrics_are_finite: bool) -> None:
+    def handle_skipped_step(self, metrics_are_finite: bool) -> None:
         """Count an optimizer step that is skipped, because a metric or the gradient is not finite.
 
         If only the gradient is not finite, and the loss scale is above 1, the scaled gradient was

@@ -142,12 +142,11 @@ def turn_ppo_advantages(
     """Turn-PPO: GAE over turns. All tokens of a turn share its advantage and its return.
 
     A turn is one step. Its reward is the sum of the rewards of its tokens, and its value is V at
-    its first token. There the critic sees the whole past and the new observation, but nothing of
-    the reply. Bi-level GAE instead takes V at the last token of the turn, after the rest of the
-    reply, and then runs GAE over the tokens of each turn, so tokens of one turn have different
-    advantages and values. PPO's ratio and clip are still those of tokens; with sequence_ratio=True
-    they are those of segments. A turn of L tokens counts L times in the policy loss and the value
-    loss.
+    its first token. There the critic sees the whole prompt, but nothing of the reply. Bi-level GAE
+    instead takes V at the last token of the turn, after the rest of the reply, and then runs GAE
+    over the tokens of each turn, so tokens of one turn have different advantages and values. PPO's
+    ratio and clip are still those of tokens; with sequence_ratio=True they are those of segments. A
+    turn of L tokens counts L times in the policy loss and the value loss.
 
     Acts in every run with this estimator. If a trajectory has one turn, all its tokens have the
     advantage score - V, with V at its first token; turn_gamma and turn_lam act from two turns on.
@@ -198,8 +197,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     aggregation is "seq_mean_token_mean". GSPO weighs no single token, so
     `starpo.importance_weights` is not used with it.
 
-    Acts from the second optimizer step of an iteration on (in the first one, only by the missing
-    importance weights). In the first step, s is 1 up to rounding. If the old log-probs are the
+    Acts from the second optimizer step of an iteration on. In the first one, s is 1 up to rounding,
+    and the only effect is that importance weights are missing. If the old log-probs are the
     engine's, rounding in bfloat16 may take s out of the clip range, which is small in the paper:
     3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets recompute_old_logprobs.
 
@@ -299,7 +298,7 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     (mask_observations=False) puts observation tokens into the policy loss instead, where they share
     the advantage of the actions.
 
-    Acts if trajectories have several turns and each trajectory is one sequence (no context_turns).
+    Acts if trajectories have several turns, context_turns is 0 and mask_observations is True.
     Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling
         temperature, with gradient; num_observation_tokens, their number in the whole mini-batch, so
         that the losses of micro-batches add up.

@@ -429,11 +429,11 @@ def _check_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, f
     is_tied = model.get_output_embeddings().weight is embedding
     if model.config.tie_word_embeddings and not is_tied:
         raise UserError(
-            f"model={folder!r} has a head of its own, but tie_word_embeddings in its config.json"
+            f"model={folder!r} has a head of its own, but its config.json sets tie_word_embeddings"
         )
     largest_id = max(tokenizer.get_vocab().values(), default=0)
     if largest_id >= len(embedding):
         raise UserError(
             f"model={folder!r} has {len(embedding)} embeddings, "
-            f"but its tokenizer has a token {largest_id}"
+            f"but its tokenizer has a token with id {largest_id}"
         )

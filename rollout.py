@@ -373,7 +373,7 @@ def without_errors(
 ) -> list[Trajectory]:
     """Drop each group with an error, because advantages compare whole groups.
 
-    Evaluation needs only the UserError, with group_size 1.
+    Evaluation calls this with group_size 1, only for the UserError.
 
     max_error_frac of all trajectories may fail, or a whole group if that is more, because a whole
     group fails if its instance cannot be played. With max_error_frac 0, none may fail.
@@ -395,7 +395,7 @@ def without_errors(
     sentence = f"{counts} (the first, in {failed[0].env}: {reason})"
     if len(failed) > allowed or not kept:
         raise UserError(
-            f"{sentence}; max_error_frac is {config.max_error_frac}, "
+            f"{sentence}; at most {int(allowed)} may (max_error_frac is {config.max_error_frac}), "
             "and at least one whole group must be left"
         )
     print(
@@ -473,7 +473,7 @@ class RolloutScheduler:
         self.rollouts = rollouts
         self.temperature = temperature
         self.noise_seed = noise_seed
-        # for each rollout, all tokens so far; with context_turns, only those of the present turn
+        # for each rollout, all tokens so far; with context_turns, prompt and response of one turn
         self.histories: list[list[int]] = [[] for _ in rollouts]
         self.prompts: list[list[int]] = [[] for _ in rollouts]  # prompts of the pending responses
 
@@ -558,8 +558,8 @@ class RolloutScheduler:
         The caller must queue the next turn of the rollout (`_record_turn`) before it resumes this
         generator. The loop ends when no turn is queued any more. A blocking environment steps in a
         thread while the engine decodes other rollouts."""
-        blocking = BlockingSteps()
-        while self.engine.busy or blocking.num_pending:
+        pending_steps = BlockingSteps()
+        while self.engine.busy or pending_steps.num_pending:
             samples = self.engine.step() if self.engine.busy else []
             for sample in samples:
                 text = self.chat.decode(sample.ids)
@@ -567,10 +567,10 @@ class RolloutScheduler:
                 if not sample.ids:  # estimators need a token in each turn
                     yield sample, text, failed_outcome("the engine sampled no token")
                 elif rollout.blocking:
-                    blocking.start(rollout, sample, text)
+                    pending_steps.start(rollout, sample, text)
                 else:
                     yield sample, text, rollout.execute(text)
-            yield from blocking.finished(self.engine)
+            yield from pending_steps.finished(self.engine)
 
 
 class BlockingSteps:

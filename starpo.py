@@ -49,7 +49,7 @@ Differences from the paper and from RAGEN's code:
 - The reward of a turn is on the last token of the turn, not of the trajectory. `tokens_per_turn`
   says where turns end. RAGEN takes the tokens with a nonzero reward as the ends of turns, so it
   misses turns with reward 0.
-- The filter ranks groups by raw scores and by default excludes every group without variance.
+- By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
   RAGEN ranks by normalised scores if normalisation within groups is on. RAGEN-2 excludes groups
   whose value in the ranking is 0.
 - The filter strategy top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
@@ -187,7 +187,7 @@ def normalize_rewards(
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
     Returns: (K,), with the dtype of rewards.
-    Source: RAGEN's reward_normalization (with grouping state, inductive or batch).
+    Source: RAGEN's reward_normalization (its groupings: "state", "inductive", "batch").
     >>> rewards, group_ids = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0])
     >>> normalize_rewards(rewards, [2, 1], group_ids, "mean").tolist()
     [1.0, 0.0, -1.0]
@@ -573,7 +573,7 @@ def value_loss(
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
-    """Estimate KL(policy || reference) for each token that the policy sampled.
+    """Estimate KL(policy || reference) for each response token.
 
     With d = logprobs - ref_logprobs, clamped to [-20, 20]: "k1" is d, "k2" is d^2 / 2 and "k3" is
     exp(-d) - 1 + d. As a term of the loss and on policy, k2 has the expected gradient of

@@ -61,7 +61,7 @@ from support.timer import Timer
 from support.training_metrics import explained_variance, iteration_metrics, mean_over_steps
 
 # Every random stream of this file has one of these numbers in its seed, so that no two streams are
-# equal. Other files use other numbers.
+# equal. Other files put other numbers beside config.seed.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     config, _, sources = read_train(argv)
     device, dtype = parallel.init_distributed(config)
     with open_run(config, sources) as run:
-        if not run.is_finished():  # if an earlier process finished it, its report is printed
+        if not run.report_if_finished():  # True: an earlier process finished it
             train(run, device, dtype)
 
 
@@ -312,7 +312,7 @@ class Experience:
     turn_ids: Tensor  # (R,) int64; for each token, its turn's index among all K turns
     segment_ids: Tensor  # (R,) int64; for each token, the index of its segment, see methods.py
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
-    old_values: Tensor | None = None  # (R,) reward units; V before each token; only with a critic
+    old_values: Tensor | None = None  # (R,) reward units; V before the token or turn; critic only
     returns: Tensor | None = None  # (R,) reward units; only with a critic
     token_weights: Tensor | None = None  # (R,); `update` sets it for each mini-batch
 
@@ -362,11 +362,11 @@ def build_experience(
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
-    turn_ids = number_tokens(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
-    segment_ids = turn_ids  # a segment is a turn or, with sequence="trajectory", a whole sequence
+    turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
+    segment_ids = turn_ids  # a segment is a turn or, with sequence="trajectory", a model input
     if config.sequence == "trajectory":
         lengths = [sequence.num_response_tokens for sequence in sequences]
-        segment_ids = number_tokens(lengths).to(learner.device)  # (R,)
+        segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 
     rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
@@ -439,7 +439,7 @@ def token_rewards(
     )  # (K,)
     if config.reward_norm != "none":
         names = [trajectory.env for trajectory in kept]
-        group_ids = number_groups(kept, config)  # (B,)
+        group_ids = group_ids_of(kept, config)  # (B,)
         peers = {  # trajectories with equal numbers share a mean and a standard deviation
             "group": group_ids,
             "batch": torch.zeros_like(group_ids),
@@ -467,8 +467,8 @@ def estimate_advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Estimate advantages with the estimator that the settings name.
 
-    An estimator with state keeps it in `learner.estimator_state`, which checkpoints save. Every
-    rank gets the same arguments, so every rank has the same state (examples/running_mean.patch).
+    An estimator that you add may keep state in `learner.estimator_state`, which checkpoints save.
+    Every rank gets the same arguments and so has the same state (examples/running_mean.patch).
 
     Args: rewards: (R,) of the response tokens of `kept`; values: (R,) of the critic, None without
         one.
@@ -476,7 +476,7 @@ def estimate_advantages(
     config = learner.config
     tokens_per_turn = count_tokens_per_turn(kept)  # K
     turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]  # B
-    group_ids = number_groups(kept, config)  # (B,)
+    group_ids = group_ids_of(kept, config)  # (B,)
     turn_discounts = dict(turn_gamma=config.turn_gamma, turn_lam=config.turn_lam)
     if config.estimator == "turn_ppo":
         raw, returns = methods.turn_ppo_advantages(
@@ -514,17 +514,17 @@ def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
     return [len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns]
 
 
-def number_groups(kept: Sequence[Trajectory], config: Config) -> Tensor:
+def group_ids_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
     """Return the index of each trajectory's group among the kept groups, (B,) int64.
 
     The filter keeps whole groups."""
     return torch.arange(len(kept)) // config.group_size
 
 
-def number_tokens(lengths: list[int]) -> Tensor:
+def part_ids(lengths: list[int]) -> Tensor:
     """Return each index i of `lengths`, repeated lengths[i] times: (sum of lengths,) int64.
 
-    >>> number_tokens([2, 1]).tolist()
+    >>> part_ids([2, 1]).tolist()
     [0, 0, 1]
     """
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
@@ -536,11 +536,11 @@ def number_tokens(lengths: list[int]) -> Tensor:
 def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Returns: metrics, see `mean_over_steps`. logprob_diff_* are None if the engine gives no
-        log-probs."""
+    Returns: metrics. `mean_over_steps` turns sums over tokens into means, and averages gradient
+        norms over steps. logprob_diff_* are of the first step, None without the engine's."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    # each trajectory's index once; with drop_void, some indices are missing
+    # each index once (context_turns repeats it for each turn); drop_void leaves some out
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     steps = []  # metrics of each optimizer step
@@ -554,8 +554,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # A mean already: mean_over_steps takes it from the first step alone, in which engine and
-        # trainer have the same weights.
+        # Made a mean here, because mean_over_steps takes it from the first step alone, in which
+        # engine and trainer have the same weights.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
@@ -758,7 +758,7 @@ def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float
     if finite:
         learner.bad_steps = 0
     else:
-        learner.count_skipped_step(metrics_are_finite)
+        learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:
             optimizer.step()

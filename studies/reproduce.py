@@ -197,7 +197,8 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     known = [row[key] for other, row in rows.items() if without_seed(other) == wanted]
     if known:
         return config.num_iterations * np.mean(known) / 3600
-    seconds = SCALES[scale].seconds[config.env.split(":")[0]]
+    times = SCALES[scale].seconds
+    seconds = times.get(config.env.split(":")[0], max(times.values()))  # or that of the slowest
     played = config.num_groups * config.group_size
     trained = played * config.filter_keep * config.num_epochs
     iteration_s = seconds.rollout * played / 128 + seconds.step * trained / 32

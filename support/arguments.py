@@ -181,7 +181,7 @@ def read_api_models(argv: list[str]) -> Job:
     url = job.options["api_base"]
     if not url or not job.options["api_model"]:
         given = " ".join(argv) or "nothing"
-        raise UserError(f"api_base and api_model must be given together; got {given}")
+        raise UserError(f"give both --api_base=URL and --api_model=NAME; got {given}")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"api_base must begin with http:// or https://, got {url!r}")
     check_server(url)

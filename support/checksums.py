@@ -145,7 +145,7 @@ def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
     for name, known in read_json(path, LOG_RECORD).items():
         log = out_dir / name
         if name not in LOGS:
-            raise UserError(f"{path} must name {' and '.join(LOGS)}, got {name!r}")
+            raise UserError(f"{path} may name only {' and '.join(LOGS)}, got {name!r}")
         try:
             is_same = log.is_file() and sha256_of(log, known["bytes"]) == known["sha256"]
         except OSError as error:

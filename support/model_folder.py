@@ -119,7 +119,9 @@ def _check_numbers(described: dict[str, Any], given: str) -> None:
             sizes[key] = described[key]
     for key, value in sizes.items():
         if type(value) is not int or value < 1:
-            raise UserError(f"{given}: {key} in config.json must be 1 or more, got {value!r}")
+            raise UserError(
+                f"{given}: {key} in config.json must be a whole number from 1, got {value!r}"
+            )
     num_heads = sizes["num_attention_heads"]
     num_key_heads = sizes.get("num_key_value_heads", num_heads)
     if num_heads % num_key_heads:
@@ -129,7 +131,9 @@ def _check_numbers(described: dict[str, Any], given: str) -> None:
         )
     epsilon = described.get("rms_norm_eps", 1e-6)
     if type(epsilon) is not float or not 0 < epsilon < math.inf:
-        raise UserError(f"{given}: rms_norm_eps in config.json must be over 0, got {epsilon!r}")
+        raise UserError(
+            f"{given}: rms_norm_eps in config.json must be a decimal number over 0, got {epsilon!r}"
+        )
 
 
 def _weight_files(folder: Path, given: str) -> list[Path]:

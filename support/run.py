@@ -111,8 +111,8 @@ class Run:
         # with them.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
-    def is_finished(self) -> bool:
-        """Whether an earlier process finished the run. If so, print its report."""
+    def report_if_finished(self) -> bool:
+        """Print the run's report if an earlier process finished it. Returns: whether one did."""
         if not self.saved:
             return False
         reason = self._early_stop_reason(self.history)
@@ -337,8 +337,8 @@ def read_history(path: Path, last_step: int) -> list[dict]:
     rows = read_rows(path, last_step, HISTORY_ROW)
     if [row["step"] for row in rows] != list(range(1, last_step + 1)):
         raise UserError(
-            f"{path} must have a row for each iteration up to {last_step}, the newest checkpoint; "
-            f"got {len(rows)} rows: restore the file, or give another --out_dir"
+            f"{path} must have a row for each iteration up to {last_step}, that of the newest "
+            f"checkpoint; got {len(rows)} rows: restore the file, or give another --out_dir"
         )
     return rows
 

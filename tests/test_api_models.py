@@ -200,7 +200,7 @@ def test_a_server_beside_players(server, capsys):
 
 @pytest.mark.parametrize("argument", ["--api_base=http://x", "--api_model=x"])
 def test_a_server_and_a_model_are_given_together(argument):
-    with pytest.raises(UserError, match="api_base and api_model must be given together; got"):
+    with pytest.raises(UserError, match="give both --api_base=URL and --api_model=NAME; got"):
         api_models.main([*LAKE, argument])
 
 

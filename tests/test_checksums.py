@@ -94,7 +94,7 @@ def test_a_checkpoint_without_checksums_of_logs_is_accepted(saved, tmp_path):
     (tmp_path / "trajectories.jsonl").unlink()
     assert changed_logs(tmp_path, saved) == []
     (saved / "logs.json").write_text('{"../x": {"bytes": 1, "sha256": ""}}')
-    with pytest.raises(UserError, match="must name metrics.jsonl and trajectories.jsonl"):
+    with pytest.raises(UserError, match="may name only metrics.jsonl and trajectories.jsonl"):
         changed_logs(tmp_path, saved)
 
 

@@ -393,8 +393,8 @@ def test_the_entropy_filter_needs_log_probs_of_the_engine():
         load(*options)
     assert str(error.value) == (
         "filter_by='entropy' needs the log-probs of the engine, and with "
-        "recompute_old_logprobs=True vLLM is not asked for them; set one of the two, or "
-        "--engine=torch"
+        "recompute_old_logprobs=True vLLM is not asked for them; choose another filter_by, "
+        "recompute_old_logprobs=False, or engine=torch"
     )
     assert load(*options, "--engine=torch").engine_gives_logprobs()
     assert load("--filter_by=entropy").engine_gives_logprobs()
@@ -420,7 +420,7 @@ SINGLES = ["--group_size=1", "--batch_size=1", "--filter_keep=1.0"]
     [
         (
             ["--collapse_every=5", "--think=False"],
-            "collapse metrics compare thoughts and think is False",
+            "collapse metrics compare thoughts, but think is False",
         ),
         (["--turn_level=True"], "turn_level is for estimators grpo, dr_grpo, rloo, .*; got 'gae'"),
         ([*SINGLES, "--estimator=rloo"], "group_size=1 leaves"),

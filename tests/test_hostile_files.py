@@ -406,8 +406,15 @@ ROW = {key: None for key in HISTORY_ROW}
             ROW | {"step": 2, "grad_norm": 1e999},
             f":2 {KIND}grad_norm must be a finite number, not above 1e300, got 'inf'",
         ),
-        (ROW | {"step": 1}, " must have a row for each iteration up to 3, the newest checkpoint; "),
-        (None, " must have a row for each iteration up to 3, the newest checkpoint; got 2 rows: "),
+        (
+            ROW | {"step": 1},
+            " must have a row for each iteration up to 3, that of the newest checkpoint; ",
+        ),
+        (
+            None,
+            " must have a row for each iteration up to 3, that of the newest checkpoint; "
+            "got 2 rows: ",
+        ),
     ],
 )
 def test_metrics_of_another_kind(change, sentence, folder):
@@ -426,8 +433,8 @@ def test_shortened_metrics_are_noticed(folder):
     assert read_history(path, 3) == rows[:3]  # iteration 4 has no checkpoint
     assert read_history(path, 0) == []
     sentence = (
-        f"{path} must have a row for each iteration up to 3, the newest checkpoint; got {{}} rows: "
-        "restore the file, or give another --out_dir"
+        f"{path} must have a row for each iteration up to 3, that of the newest checkpoint; "
+        "got {} rows: restore the file, or give another --out_dir"
     )
     write_rows(path, rows[:2])
     with pytest.raises(UserError) as error:

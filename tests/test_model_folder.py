@@ -63,9 +63,12 @@ def rewrite(folder, change):
         ({"model_type": "gpt2"}, f"is of type 'gpt2'; {FAMILIES_SENTENCE}"),
         ({"model_type": ["qwen2"]}, f"is of type \"['qwen2']\"; {FAMILIES_SENTENCE}"),
         ({"model_type": None}, f"is of type 'None'; {FAMILIES_SENTENCE}"),
-        ({"hidden_size": 0}, "hidden_size in config.json must be 1 or more, got 0"),
-        ({"vocab_size": "many"}, "vocab_size in config.json must be 1 or more, got 'many'"),
-        ({"head_dim": 0}, "head_dim in config.json must be 1 or more, got 0"),
+        ({"hidden_size": 0}, "hidden_size in config.json must be a whole number from 1, got 0"),
+        (
+            {"vocab_size": "many"},
+            "vocab_size in config.json must be a whole number from 1, got 'many'",
+        ),
+        ({"head_dim": 0}, "head_dim in config.json must be a whole number from 1, got 0"),
         (
             {"hidden_size": 99},
             "model.embed_tokens.weight has shape [768, 96], but its config.json asks for [768, 99]",
@@ -89,7 +92,10 @@ def rewrite(folder, change):
             "but its config.json asks for [1000000000000, 96]",
         ),
         ({"tie_word_embeddings": False}, "has no weight 'lm_head.weight'"),
-        ({"rms_norm_eps": math.nan}, "rms_norm_eps in config.json must be over 0, got nan"),
+        (
+            {"rms_norm_eps": math.nan},
+            "rms_norm_eps in config.json must be a decimal number over 0, got nan",
+        ),
         (
             {"hidden_act": "evil"},
             "could not be loaded (KeyError: 'evil')",
@@ -135,7 +141,7 @@ def test_a_kernel_on_the_hub_is_not_loaded(folder, key):
         (lambda w: w | {"extra": torch.zeros(3)}, "has a weight 'extra', unknown to its config"),
         (
             lambda w: w | {"lm_head.weight": 2 * w["model.embed_tokens.weight"]},
-            "has a head of its own, but tie_word_embeddings in its config.json",
+            "has a head of its own, but its config.json sets tie_word_embeddings",
         ),
         (
             lambda w: {name: tensor.to(torch.int8) for name, tensor in w.items()},
@@ -219,7 +225,7 @@ def test_a_token_needs_an_embedding(folder):
     content = json.loads(path.read_text())
     content["model"]["vocab"]["zzzz"] = 10**6
     path.write_text(json.dumps(content))
-    assert refusal(folder) == "has 768 embeddings, but its tokenizer has a token 1000000"
+    assert refusal(folder) == "has 768 embeddings, but its tokenizer has a token with id 1000000"
 
 
 def test_a_tokenizer_must_give_a_text_back(folder):

@@ -372,7 +372,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
 
 
 @pytest.mark.parametrize("num_errors, counted", [(2, "2 of 4"), (1, "1 of 4")])
-def test_a_run_stops_above_the_share_of_errors(num_errors, counted):
+def test_a_run_stops_without_a_whole_group(num_errors, counted):
     """One or two errors in the only group leave no whole group."""
     error_turn = Turn([1], [2], [0.0], record=dialogue.TurnRecord([], error="OSError: gone"))
     failed = Trajectory((0,), 0, [error_turn], "error", env="lake")
@@ -384,7 +384,8 @@ def test_a_run_stops_above_the_share_of_errors(num_errors, counted):
         rollout.without_errors(played, config, 4)
     assert str(error.value) == (
         f"{counted} trajectories ended in an error (the first, in lake: "
-        "OSError: gone); max_error_frac is 0.25, and at least one whole group must be left"
+        "OSError: gone); at most 4 may (max_error_frac is 0.25), and at least one whole group must "
+        "be left"
     )
 
 

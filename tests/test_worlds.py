@@ -506,7 +506,8 @@ def test_players_and_demonstrations(name, chat):
         ("quest:rooms=2", "unknown option 'rooms' in env='quest:rooms=2'; quest has "),
         (
             "household:task=cook",
-            "household needs task all, place, two, light, clean, heat, cool and 2 to 30 things",
+            "household needs 2 to 30 things and one of the tasks all, place, two, light, clean, "
+            "heat, cool; got task=cook, things=8",
         ),
         ("repair:reward=half", "repair needs reward binary or ratio, got 'half'"),
         ("qest", "unknown environment 'qest' in env='qest'; did you mean quest"),

@@ -395,7 +395,9 @@ def budget_problems(env: Env, seed: int) -> list[str]:
     elif step.success and total > env.max_reward + 1e-6:
         problems.append(f"a won game paid {total:g}, more than max_reward ({env.max_reward:g})")
     elif not step.success and total > env.max_reward - 1e-6:
-        problems.append(f"a lost game paid {total:g}; max_reward is {env.max_reward:g}")
+        problems.append(
+            f"a lost game paid {total:g}, not less than max_reward ({env.max_reward:g})"
+        )
     after = env.step(random_action(env, rng)) if not env.terminated else env.step("no action")
     if after.valid or after.reward:
         problems.append("step() accepts an action after the end of the game")
@@ -500,9 +502,7 @@ def player_problems(env: Env, rng: np.random.Generator) -> list[str]:
 def check_skill(subject: Subject) -> list[str]:
     env = subject.make(EXPERT_ACTIONS)
     if missing_method(env, "optimal"):
-        subject.notes.append(
-            "plan() is not defined, so there are no demonstrations and no optimal player"
-        )
+        subject.notes.append("plan() is not defined, so there is no optimal player")
         return []
     wins = []
     random_wins = 0

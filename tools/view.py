@@ -112,8 +112,8 @@ def parse_command(argv: list[str]) -> Command:
         against = existing_source(options["--against"]) if "--against" in options else None
         return Command(runs, follow="--follow" in options, against=against)
     raise UserError(
-        "expected run folders, or one run folder with --gif=NUMBER, --follow or --against=RUN, or "
-        "run folders with --panel, or a file of trajectories with or without --against=FILE, got "
+        "expected run folders, with or without --panel; one run folder with --gif=NUMBER, --follow "
+        "or --against=RUN; or a file of trajectories, with or without --against=FILE; got "
         f"{' '.join(argv)!r}"
     )
 

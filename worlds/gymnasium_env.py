@@ -203,7 +203,8 @@ class Gymnasium(Hub):
         numbers = flatten(observation)
         if len(numbers) > MAX_NUMBERS:
             raise UserError(
-                f"gymnasium:{self.name} shows {len(numbers):,} numbers and has no text renderer"
+                f"gymnasium:{self.name} shows {len(numbers):,} numbers, more than {MAX_NUMBERS}, "
+                "and has no text renderer"
             )
         texts = [f"{number:.3g}" for number in numbers]
         if not self.values:

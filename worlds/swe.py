@@ -91,7 +91,8 @@ class SWE(Env):
         if sandbox == "required" and not can_isolate():
             raise UserError(
                 "no sandbox: swe needs Linux with user namespaces, unshare, setpriv and prlimit; "
-                "sandbox=none runs without, but resource limits alone are no security boundary"
+                "sandbox=none runs without a sandbox, but resource limits alone are no security "
+                "boundary"
             )
         self.folder = Path(rows).parent
         self.reward = reward
