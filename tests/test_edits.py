@@ -18,7 +18,7 @@ from runs import RUN, assert_same_checkpoint, newest_checkpoint, rows_of, untime
 ROOT = Path(__file__).resolve().parent.parent
 NOT_COPIED = (".git", ".venv", "out", "wandb", "__pycache__", ".*_cache", ".hypothesis")
 # Fast tests that an edit of an estimator, an environment or a config could break.
-TESTS = ("test_style.py", "test_estimators.py", "test_starpo.py", "test_later_methods.py")
+TESTS = ("test_style.py", "test_estimators.py", "test_starpo.py", "test_methods.py")
 
 
 def replace_in(path, old, new):

@@ -1,462 +1,804 @@
-"""Tests of the updates of all methods: estimators, filters, aggregations and others. On a CPU.
-
-Each method's gradient is compared with that of a plain loop over the trajectories.
+"""Tests of methods.py: numbers worked out by hand, slow loops, and settings that change nothing.
 
 Run with:  python -m pytest -q tests/test_methods.py
 """
 
+from configurator import Config, UserError, load_config
+
+import doctest
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
-from learners import collect_and_target, make_learner, stats_of
-from shared_fixtures import SMALL_RUN, small_config
+from learners import backward, collect_and_target, estimate, make_learner, stats_of
+from runs import run, untimed
+from shared_fixtures import config_file, small_config
 from transformers import AutoModelForCausalLM
 
-import dialogue
-import grids
-import parallel
+import methods
 import rollout
+import starpo
 import train
-from dialogue import Chat
+from dialogue import Chat, TurnRecord
+from envs import make_env
+from packing import pack
+from support.inert import warn
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
-
-
-def flatten(gradients):
-    """Return all gradients as one vector, in the order of their names."""
-    return torch.cat([gradients[name].flatten() for name in sorted(gradients)])
+ROOT = Path(__file__).resolve().parent.parent
 
 
-class Update:
-    """One iteration up to its only optimizer step. The step is not taken; the gradients are kept.
+@pytest.mark.parametrize("module", [methods, train])
+def test_doctests(module):
+    results = doctest.testmod(module)
+    assert results.attempted > 0 and results.failed == 0
 
-    `prepare(learner)` is called before the experience is built, `change(experience)` afterwards."""
 
-    def __init__(self, start, prepare=None, change=None, **changes):
-        settings = dict(estimator="grpo", batch_size=8, entropy_coef=0.0) | changes
-        self.start = start
-        learner = make_learner(start, bias=True, **settings)
-        chat = Chat(learner.tokenizer)
-        self.config = learner.config
-        self.played = train.collect_rollouts(learner, learner.engine, chat)
-        stats = stats_of(self.played)
-        self.groups = train.select_groups(self.config, self.played, stats).tolist()
-        self.original = [t for group in self.groups for t in self.members(group)]
-        self.kept = self.original
-        if not self.config.mask_observations:
-            self.kept = [rollout.unmask(trajectory, chat) for trajectory in self.original]
-        if prepare:
-            prepare(learner)
-        kept_fraction = len(self.groups) / self.config.num_groups
-        self.experience = train.build_experience(learner, self.kept, kept_fraction)
-        if change:
-            change(self.experience)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(train, "optimizer_step", self.keep_gradients)
-            self.metrics = train.update(learner, self.experience)
+def random_batch(seed, *, num_groups=3, group_size=4, num_states=3):
+    """Return the turns of a random batch, with 1 to 5 turns a trajectory and 1 to 3 tokens a
+    turn."""
+    rng = np.random.default_rng(seed)
+    turns = rng.integers(1, 6, num_groups * group_size).tolist()
+    num_turns = sum(turns)
+    return dict(
+        rewards=torch.tensor(rng.normal(size=num_turns)),
+        turns=turns,
+        tokens=rng.integers(1, 4, num_turns).tolist(),
+        groups=torch.arange(num_groups).repeat_interleave(group_size),
+        states=rng.integers(0, num_states, num_turns).tolist(),
+    )
 
-    def keep_gradients(self, learner, metrics):
-        weights = learner.policy.model.named_parameters()
-        self.gradient = flatten({name: p.grad.full_tensor().clone() for name, p in weights})
-        self.critic_gradient = None
-        if learner.critic:
-            self.critic_gradient = learner.critic.value_head.weight.grad.full_tensor().clone()
-        return {"grad_norm": 0.0}
 
-    def members(self, group):
-        return self.played[4 * group : 4 * group + 4]
+def on_last_tokens(turn_rewards, tokens_per_turn):
+    """Return rewards of tokens: a turn's reward at its last token, 0 elsewhere."""
+    rewards = torch.zeros(sum(tokens_per_turn), dtype=turn_rewards.dtype)
+    rewards[torch.tensor(tokens_per_turn).cumsum(0) - 1] = turn_rewards
+    return rewards
 
-    def advantages(self):
-        """Return the advantages as nested lists: trajectories, turns, tokens."""
-        tokens = iter(self.experience.advantages.tolist())
-        found = []
-        for trajectory in self.kept:
-            found.append([[next(tokens) for _ in turn.response_ids] for turn in trajectory.turns])
-        return found
 
-    def token_weight(self, trajectory):
-        """Return the weight that each token of this trajectory has in the loss."""
-        num_tokens = sum(kept.num_response_tokens for kept in self.kept)
-        batch = len(self.kept)
-        return {
-            "token_mean": 1 / num_tokens,
-            "seq_mean_token_mean": 1 / batch / trajectory.num_response_tokens,
-            "seq_mean_token_sum": 1 / batch,
-            "constant": 1 / batch / (3 * 12),
-        }[self.config.aggregation]
+# ---------- GiGPO
 
-    def plain_gradient(self):
-        """Return the gradient of -sum of weight * A * log p over tokens, in a loop over
-        trajectories and turns, with one forward per turn."""
-        plain = AutoModelForCausalLM.from_pretrained(self.start, dtype=torch.float32)
-        for trajectory, advantages in zip(self.kept, self.advantages(), strict=True):
-            seen = []
-            loss = 0.0
-            for turn, weights in zip(trajectory.turns, advantages, strict=True):
-                before = [] if self.config.context_turns else seen
-                seen = [*before, *turn.prompt_ids, *turn.response_ids]
-                length = len(turn.response_ids)
-                logits = plain(torch.tensor([seen])).logits[0, -length - 1 : -1]
-                responses = torch.tensor(turn.response_ids)[:, None]
-                chosen = logits.log_softmax(-1).gather(1, responses)[:, 0]
-                loss -= (chosen * torch.tensor(weights)).sum() * self.token_weight(trajectory)
-            loss.backward()
-        return flatten({name: p.grad for name, p in plain.named_parameters()})
+
+def test_gigpo_by_hand():
+    """Two trajectories with the scores 1 and 0. Both start in state a; the first then
+    visits b twice."""
+    rewards = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    # Returns G of the turns with gamma 0.5: 0.25 in a, 0.5 in b, 1 in b, 0 in a. Means of G: 0.125
+    # in a, 0.75 in b.
+    states = ["a", "b", "b", "a"]
+    batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
+    options = dict(state_weight=2.0, turn_gamma=0.5)
+    found, returns = estimate(*batch, estimator="dr_grpo", **options)
+    # (score - 0.5) + state_weight 2 * (G - mean of G in the state)
+    assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
+    assert returns is None
+    found, _ = estimate(*batch, estimator="grpo", **options)
+    # grpo divides both differences by a std. The std of two values is their distance / sqrt(2), so
+    # each becomes +-1/sqrt(2).
+    expected = torch.tensor([3.0, -1.0, 3.0, -3.0]) / 2**0.5
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_state_seen_once_adds_nothing():
+    rewards, groups = torch.tensor([0.0, 3.0, 1.0, 5.0]), torch.tensor([0, 0])
+    states = ["a", "b", "a", "c"]
+    for estimator in ("grpo", "dr_grpo", "rloo"):
+        added = methods.gigpo_advantages(
+            rewards, [1] * 4, [2, 2], groups, states, estimator=estimator, gamma=1.0
+        )
+        assert added[1] == added[3] == 0.0 and added[0] < 0.0 < added[2]
+
+
+def test_equal_states_of_two_groups_are_not_compared():
+    rewards, groups = torch.tensor([1.0, 2.0, 7.0, 9.0]), torch.tensor([0, 0, 1, 1])
+    options = dict(estimator="dr_grpo", gamma=1.0)
+    ones = [1] * 4
+    found = methods.gigpo_advantages(rewards, ones, ones, groups, ["a"] * 4, **options)
+    assert found.tolist() == [-0.5, 0.5, -1.0, 1.0]
+
+
+def slow_gigpo(batch, *, weight, gamma, divide):
+    """Return the advantages of equations 3 and 5 to 8 of arXiv 2505.10978, one turn at a time."""
+    steps = []  # (trajectory, turn) of each turn
+    for trajectory, count in enumerate(batch["turns"]):
+        steps += [(trajectory, turn) for turn in range(count)]
+    reward = dict(zip(steps, batch["rewards"].tolist(), strict=True))
+    state = dict(zip(steps, batch["states"], strict=True))
+    group = batch["groups"].tolist()
+
+    def return_of(step):
+        trajectory, first = step
+        turns = range(first, batch["turns"][trajectory])
+        return sum(gamma ** (turn - first) * reward[trajectory, turn] for turn in turns)
+
+    def score_of(trajectory):
+        return sum(reward[step] for step in steps if step[0] == trajectory)
+
+    def relative(value, values):
+        mean = sum(values) / len(values)
+        if not divide or len(values) == 1:
+            return value - mean
+        variance = sum((other - mean) ** 2 for other in values) / (len(values) - 1)
+        return (value - mean) / (variance**0.5 + 1e-6)
+
+    found = []
+    for step, tokens in zip(steps, batch["tokens"], strict=True):
+        members = [i for i in range(len(group)) if group[i] == group[step[0]]]
+        scores = [score_of(i) for i in members]
+        peers = [peer for peer in steps if peer[0] in members and state[peer] == state[step]]
+        episode = relative(score_of(step[0]), scores)
+        turn = relative(return_of(step), [return_of(peer) for peer in peers])
+        found += [episode + weight * turn] * tokens
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo"])
+@pytest.mark.parametrize("seed", range(5))
+def test_gigpo_equals_a_slow_loop(estimator, seed):
+    batch = random_batch(seed)
+    rewards = on_last_tokens(batch["rewards"], batch["tokens"])
+    counts = (batch["tokens"], batch["turns"], batch["groups"])
+    trajectories, _ = starpo.advantages(rewards, None, *counts, estimator=estimator)
+    options = dict(estimator=estimator, gamma=0.95)
+    turns = methods.gigpo_advantages(rewards, *counts, batch["states"], **options)
+    found = trajectories + 0.7 * turns
+    expected = slow_gigpo(batch, weight=0.7, gamma=0.95, divide=estimator == "grpo")
+    assert (found - expected).abs().max() < 1e-6
+    assert found.std() > 0.1
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus_baseline", "turn_ppo"])
+def test_gigpo_is_for_some_estimators(estimator):
+    sentence = "state_weight is for estimators grpo, dr_grpo, rloo; got '{}'"
+    with pytest.raises(UserError, match=sentence.format(estimator)):
+        Config(estimator=estimator, state_weight=1.0)
+
+
+def play(env, *replies, **changes):
+    """Return the trajectory that these replies give in the first evaluation instance."""
+    config = small_config(env=env, max_turns=len(replies), **changes)
+    episode = rollout.Rollout(rollout.make_episode(config, env), (0,))
+    episode.reset("eval")
+    texts = iter(replies)
+    return rollout.play(episode, lambda _: rollout.Reply(f"<answer>{next(texts)}</answer>"))
+
+
+def test_a_grid_names_a_turn_by_the_places_of_what_moves():
+    env = make_env("sokoban")
+    env.reset(0, split="eval")
+    start = (env.player, frozenset(env.boxes))
+    assert env.state_key() == start
+    trajectory = play("sokoban", "jump", "jump", "jump")
+    assert [turn.state for turn in trajectory.turns] == [start] * 3
+    lake = make_env("frozenlake")
+    lake.reset(0, split="eval")
+    assert play("frozenlake", "jump").turns[0].state == lake.state_key() == lake.player
+
+
+def test_a_text_world_names_a_turn_by_its_observation():
+    trajectory = play("quest", "open red door", "nonsense", "nonsense")
+    states = [turn.state for turn in trajectory.turns]
+    for turn in trajectory.turns:
+        assert isinstance(turn.state, str) and turn.observation.endswith(f"\n{turn.state}")
+    assert states[0] != states[1] == states[2]
+
+
+def test_a_state_key_must_be_hashable(tmp_path):
+    file = tmp_path / "listed.py"
+    file.write_text(
+        "from worlds.bandit import Bandit\n\n\n"
+        "class Listed(Bandit):\n"
+        "    def state_key(self):\n"
+        "        return [1]\n"
+    )
+    error = play(f"{file}:Listed", "x").error
+    assert error == "Listed.state_key returned [1]; expected a hashable value"
+
+
+# ---------- Turn-PPO
+
+
+def test_turn_ppo_by_hand():
+    """Two turns have V = 1 and 2 at their first tokens. Values of other tokens must not count."""
+    rewards = torch.tensor([0.5, 0.0, 0.0, 0.0, 4.0], dtype=torch.float64)
+    values = torch.tensor([1.0, 7.0, 2.0, 8.0, 9.0], dtype=torch.float64)
+    found, returns = methods.turn_ppo_advantages(
+        rewards, values, [2, 3], [2], turn_gamma=0.5, turn_lam=0.5
+    )
+    # Advantage of turn 2: 4 - 2 = 2. Turn 1: delta 0.5 + 0.5 * 2 - 1 = 0.5, so 0.5 + 0.25 * 2 = 1.
+    assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
+    assert returns.tolist() == [2.0, 2.0, 4.0, 4.0, 4.0]
+    discounts = dict(turn_gamma=0.5, turn_lam=0.5)
+    whitened, same_returns = estimate(
+        rewards, values, [2, 3], [2], estimator="turn_ppo", **discounts
+    )
+    torch.testing.assert_close(whitened, (found - 1.6) / found.std())
+    assert torch.equal(returns, same_returns)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_turn_ppo_equals_a_slow_loop(seed):
+    batch = random_batch(seed)
+    rewards = on_last_tokens(batch["rewards"], batch["tokens"])
+    values = torch.randn(len(rewards), generator=torch.Generator().manual_seed(seed)).double()
+    found, returns = methods.turn_ppo_advantages(
+        rewards, values, batch["tokens"], batch["turns"], turn_gamma=0.99, turn_lam=0.9
+    )
+    first = [sum(batch["tokens"][:turn]) for turn in range(len(batch["tokens"]))]
+    value_of = [values[i].item() for i in first]
+    expected, expected_returns = [], []
+    start = 0
+    for count in batch["turns"]:
+        for turn in range(start, start + count):
+            total = 0.0
+            for later in range(turn, start + count):
+                is_last = later == start + count - 1
+                following = 0.0 if is_last else value_of[later + 1]
+                delta = batch["rewards"][later].item() + 0.99 * following - value_of[later]
+                total += (0.99 * 0.9) ** (later - turn) * delta
+            expected += [total] * batch["tokens"][turn]
+            expected_returns += [total + value_of[turn]] * batch["tokens"][turn]
+        start += count
+    assert (found - torch.tensor(expected)).abs().max() < 1e-6
+    assert (returns - torch.tensor(expected_returns)).abs().max() < 1e-6
+
+
+def test_turn_ppo_trains_one_value_a_turn():
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    turns = torch.tensor([5, 5, 5, 9])
+    shared = methods.turn_ppo_values(values, turns)
+    assert shared.tolist() == [1.0, 1.0, 1.0, 4.0]
+    shared.sum().backward()
+    assert values.grad.tolist() == [3.0, 0.0, 0.0, 1.0]
+
+
+# ---------- GSPO
+
+
+def random_tokens(seed, lengths=(3, 1, 4, 2)):
+    """Return log-probs of tokens under policy, old policy and engine, their advantages, and the
+    ids of their sequences."""
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(lengths)
+    old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1
+    new = old + 0.3 * torch.randn(count, generator=generator, dtype=torch.float64)
+    engine = old + 0.2 * torch.randn(count, generator=generator, dtype=torch.float64)
+    per_sequence = torch.randn(len(lengths), generator=generator, dtype=torch.float64)
+    numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) + 5
+    return new, old, engine, per_sequence.repeat_interleave(torch.tensor(lengths)), numbers
+
+
+def pieces_of(numbers):
+    """Return a list with the token indices of each sequence."""
+    found = {}
+    for index, number in enumerate(numbers.tolist()):
+        found.setdefault(number, []).append(index)
+    return list(found.values())
+
+
+def slow_gspo(new, old, advantages, numbers, clip_low, clip_high):
+    """Return loss and gradient of equation 5 of arXiv 2507.18071. The ratio s of a sequence is the
+    geometric mean of its token ratios.
+
+    The gradient of s with respect to log pi(y_t) is s / |y|, by equation 10. That of the loss is 0
+    if clipping lowers s * A."""
+    pieces = pieces_of(numbers)
+    loss = 0.0
+    gradient = torch.zeros(len(new), dtype=torch.float64)
+    for piece in pieces:
+        product = 1.0
+        for t in piece:
+            product *= (new[t] - old[t]).exp().item()
+        s = product ** (1 / len(piece))
+        advantage = advantages[piece[0]].item()
+        clipped = min(max(s, 1 - clip_low), 1 + clip_high) * advantage
+        loss -= min(s * advantage, clipped) / len(pieces)
+        if s * advantage <= clipped:
+            for t in piece:
+                gradient[t] = -s * advantage / len(piece) / len(pieces)
+    return loss, gradient
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gspo_equals_a_slow_loop(seed):
+    new, old, _, advantages, numbers = random_tokens(seed)
+    leaf = new.clone().requires_grad_()
+    log_ratio = methods.gspo_log_ratio(leaf, old, numbers)
+    lengths = [len(piece) for piece in pieces_of(numbers)]
+    weights = starpo.token_weights(lengths, "seq_mean_token_mean", 10).double()
+    loss, metrics = starpo.ppo_loss(
+        leaf,
+        old,
+        advantages,
+        clip_low=0.1,
+        clip_high=0.15,
+        num_tokens=len(new),
+        weights=weights,
+        segment_log_ratio=log_ratio,
+    )
+    loss.backward()
+    expected, gradient = slow_gspo(new, old, advantages, numbers, 0.1, 0.15)
+    assert abs(loss.item() - expected) < 1e-6
+    assert (leaf.grad - gradient).abs().max() < 1e-6
+    assert leaf.grad.abs().max() > 0.01
+    # approx_kl uses the ratios of tokens, not of sequences.
+    d = new - old
+    assert metrics["approx_kl"].item() == pytest.approx((d.exp() - 1 - d).sum().item())
+
+
+def test_gspo_by_hand():
+    """One sequence has tokens with the ratios 4 and 1: both get the geometric mean, 2."""
+    new = torch.tensor([4.0, 1.0, 3.0]).log().requires_grad_()
+    log_ratio = methods.gspo_log_ratio(new, torch.zeros(3), torch.tensor([2, 2, 8]))
+    torch.testing.assert_close(log_ratio.exp(), torch.tensor([2.0, 2.0, 3.0]))
+    log_ratio.exp().sum().backward()
+    torch.testing.assert_close(new.grad, torch.tensor([2.0, 2.0, 3.0]))
+
+
+def test_ratios_beyond_the_bound_have_no_gradient_in_any_form():
+    """Log ratios are clamped to [-20, 20]. Of 19, 21 and -21, only the first has a gradient, of
+    size exp(19), although clip_low and clip_high never clip. The sequences here have one token."""
+    old = torch.tensor([-30.0, -30.0, -1.0])
+    numbers = torch.arange(3)
+    options = dict(clip_low=1.0, clip_high=float("inf"), num_tokens=1)
+    for is_sequence in (False, True):
+        new = torch.tensor([-11.0, -9.0, -22.0], requires_grad=True)
+        log_ratio = methods.gspo_log_ratio(new, old, numbers) if is_sequence else None
+        loss, _ = starpo.ppo_loss(new, old, torch.ones(3), segment_log_ratio=log_ratio, **options)
+        loss.backward()
+        torch.testing.assert_close(new.grad, torch.tensor([-(math.e**19), 0.0, 0.0]))
+
+
+def test_gspo_of_sequences_of_one_token_is_ppo():
+    new, old, _, advantages, _ = random_tokens(0)
+    numbers = torch.arange(len(new))
+    options = dict(clip_low=0.2, clip_high=0.28, num_tokens=len(new))
+    log_ratio = methods.gspo_log_ratio(new, old, numbers)
+    found, _ = starpo.ppo_loss(new, old, advantages, segment_log_ratio=log_ratio, **options)
+    expected, _ = starpo.ppo_loss(new, old, advantages, **options)
+    assert found.item() == expected.item()
+
+
+# ---------- masks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_masks_equal_slow_loops(seed):
+    new, old, engine, advantages, numbers = random_tokens(seed)
+    expected = torch.ones(len(new), dtype=torch.float64)
+    for piece in pieces_of(numbers):
+        product = 1.0
+        for t in piece:
+            product *= (new[t] - engine[t]).exp().item()
+        if advantages[piece[0]] < 0 and product ** (1 / len(piece)) < 0.98:
+            expected[piece] = 0.0
+    found = methods.sequence_mask(new, engine, advantages, numbers, 0.98)
+    assert torch.equal(found.to(expected.dtype), expected)
+
+    found = methods.tv_mask(new, engine, advantages, 0.05)
+    ratios = starpo.importance_weights(new, old, engine, cap=1.2)
+    ratios = ratios * methods.icepop_mask(new, engine, floor=0.9, cap=1.2)
+    for t in range(len(new)):
+        p, mu = new[t].exp().item(), engine[t].exp().item()
+        is_safe = p - mu <= 0.05 if advantages[t] > 0 else p - mu >= -0.05
+        assert found[t].item() == float(is_safe)
+        icepop = p / mu if 0.9 <= p / mu <= 1.2 else 0.0
+        ratio = (new[t] - old[t]).exp().item()
+        assert abs(ratios[t].item() * ratio - icepop) < 1e-6
+
+
+def test_good_sequences_are_never_masked():
+    new, engine = torch.tensor([-9.0, -9.0]), torch.tensor([-0.1, -0.1])
+    numbers = torch.tensor([0, 0])
+    for advantage, kept in ((1.0, 1.0), (0.0, 1.0), (-1.0, 0.0)):
+        advantages = torch.full((2,), advantage)
+        found = methods.sequence_mask(new, engine, advantages, numbers, 0.5)
+        assert found.tolist() == [kept, kept]
+    # If advantages in a sequence differ, their mean decides whether it is masked.
+    found = methods.sequence_mask(new, engine, torch.tensor([-1.0, 3.0]), numbers, 0.5)
+    assert found.tolist() == [1.0, 1.0]
+
+
+def test_tv_mask_by_hand():
+    """The probability is 0.5 in the engine and 0.8, 0.2 or 0.6 in the policy. If they differ by
+    more than 0.2, tokens whose advantage would increase the difference are masked."""
+    new = torch.tensor([0.8, 0.8, 0.2, 0.2, 0.6, 0.8, 0.2]).log()
+    engine = torch.full((7,), 0.5).log()
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0, 0.0])
+    expected = [0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    assert methods.tv_mask(new, engine, advantages, 0.2).tolist() == expected
+
+
+def test_icepop_by_hand():
+    new = torch.tensor([0.1, 0.25, 0.5, 0.9]).log()
+    engine = torch.tensor([0.5, 0.5, 0.5, 0.1]).log()  # ratios 0.2, 0.5, 1, 9
+    found = starpo.importance_weights(new, new, engine, cap=5.0)
+    torch.testing.assert_close(found, torch.tensor([0.2, 0.5, 1.0, 5.0]))
+    mask = methods.icepop_mask(new, engine, floor=0.4, cap=5.0)
+    assert mask.tolist() == [False, True, True, False]
+
+
+def test_the_settings_choose_ratio_weights_and_clip_range(monkeypatch):
+    new, old, engine, advantages, numbers = random_tokens(1)
+    importance = starpo.importance_weights(new, old, engine, 2.0)
+    log_ratio, weights, clip_range = spied_loss(monkeypatch, Config(), seed=1)
+    assert log_ratio is None and torch.equal(weights, importance) and clip_range == (0.2, 0.28)
+    _, weights, _ = spied_loss(monkeypatch, Config(importance_floor=0.9), seed=1)
+    assert torch.equal(weights, importance * methods.icepop_mask(new, engine, 0.9, 2.0))
+    config = Config(tv_bound=0.05, sequence_mask=0.98, sequence_ratio=True)
+    log_ratio, weights, clip_range = spied_loss(monkeypatch, config, seed=1)
+    expected = methods.tv_mask(new, engine, advantages, 0.05).to(weights.dtype)
+    expected *= methods.sequence_mask(new, engine, advantages, numbers, 0.98)
+    assert torch.equal(weights, expected) and (expected == 0).any()
+    assert torch.equal(log_ratio, methods.gspo_log_ratio(new, old, numbers))
+    assert clip_range == (1.0, float("inf"))
+    loss, metrics = starpo.ppo_loss(
+        new, old, advantages, clip_low=1.0, clip_high=float("inf"), num_tokens=10
+    )
+    assert metrics["clipfrac"] == 0.0 and torch.isfinite(loss)
+
+
+def spied_loss(monkeypatch, config, seed):
+    """Return the log ratio, weights and clip range that train.py passes to `starpo.ppo_loss`."""
+    new, old, engine, advantages, numbers = random_tokens(seed)
+    experience = train.Experience(
+        sequences=[],
+        trajectory_ids=[],
+        advantages=advantages,
+        old_logprobs=old,
+        rollout_logprobs=engine,
+        turn_ids=numbers,
+        segment_ids=numbers,
+        token_weights=torch.ones_like(new),
+    )
+    given = {}
+
+    def spy(*args, **options):
+        given.update(options)
+        return torch.tensor(0.0), {}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(starpo, "ppo_loss", spy)
+        train.clipped_loss(config, new, experience, num_tokens=len(new))
+    return given["segment_log_ratio"], given["weights"], (given["clip_low"], given["clip_high"])
+
+
+# ---------- dynamic sampling
+
+
+def test_missing_groups_and_candidates_by_hand():
+    std = torch.tensor([0.0, 0.3, 0.0, 0.2, 0.5])
+    assert methods.num_missing_groups(std, 4) == 1
+    assert methods.num_missing_groups(std, 3) == methods.num_missing_groups(std, 2) == 0
+    assert methods.candidate_groups(std, 2).tolist() == [1, 3]  # the first two with variance
+    # groups 1, 3 and 4 have variance; 0 fills up
+    assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]
+    assert methods.candidate_groups(std, 5).tolist() == [0, 1, 2, 3, 4]
+    assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]  # there are only 5 groups
+
+
+def test_a_group_of_one_cannot_wait_for_variance():
+    cure = "use --group_size=2 or more, or --sampling_rounds=1"
+    with pytest.raises(UserError, match=f"group_size=1 leaves no other member.*; {cure}"):
+        Config(group_size=1, sampling_rounds=2, filter_keep=1.0, batch_size=8)
+
+
+# ---------- SimpleTIR
+
+
+def made_up(*num_actions, start=1):
+    """Return a trajectory. Its turns have these numbers of actions, and 1, 2, ... reply tokens."""
+    turns = []
+    for index, count in enumerate(num_actions):
+        record = TurnRecord([], num_actions=count)
+        ids = list(range(start, start + index + 1))
+        turns.append(rollout.Turn([7] * 3, ids, [-0.5] * len(ids), record=record))
+    return rollout.Trajectory((0,), 0, turns, "failure")
+
+
+def test_trajectories_with_a_void_turn_are_not_trained_on():
+    kept = [made_up(1, 2), made_up(1, 0), made_up(3)]
+    is_void = [trajectory.has_void_turn for trajectory in kept]
+    assert is_void == [False, True, False]
+    assert methods.without_void_turns(torch.tensor(is_void)).tolist() == [0, 2]
+    assert methods.without_void_turns(torch.tensor([True])).tolist() == []
+    assert methods.without_void_turns(torch.zeros(0, dtype=torch.bool)).tolist() == []
+
+
+# ---------- ECHO
+
+
+def test_observations_lie_between_replies():
+    trajectory = made_up(1, 2)
+    assert trajectory.ids == [7, 7, 7, 1, 7, 7, 7, 1, 2]
+    assert trajectory.observation_mask == [False] * 4 + [True] * 3 + [False] * 2
+    other = made_up(1, start=4)
+    batch = pack([trajectory, other], observations=True)
+    # packed: the shared 7 7, then 7 1 7 7 7 1 2 of the first trajectory and 7 4 of the second
+    assert batch.ids.tolist() == [7, 7, 7, 1, 7, 7, 7, 1, 2, 7, 4]
+    assert batch.observation_index.tolist() == [4, 5, 6]
+    assert batch.predicted_index.tolist() == [3, 7, 8, 10, 4, 5, 6]
+    plain = pack([trajectory, other])
+    assert plain.observation_index is None
+    assert plain.predicted_index.tolist() == [3, 7, 8, 10]
+
+
+def test_echo_by_hand():
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    # These are two of the four observation tokens of a mini-batch.
+    loss = methods.echo_loss(logprobs, num_observation_tokens=4)
+    loss.backward()
+    assert loss.item() == 3 / 4 and logprobs.grad.tolist() == [-0.25, -0.25]
+    assert methods.echo_loss(torch.zeros(0), num_observation_tokens=0).item() == 0.0
+
+
+# ---------- iterations
 
 
 @pytest.fixture(scope="module")
-def neutral(trained_folder):
-    """The update of plain GRPO, with which those of other methods are compared."""
+def played(trained_folder):
+    """A learner with GRPO, the trajectories that its filter keeps, and their experience."""
+    import parallel
+
     parallel.init_distributed(small_config())
-    return Update(trained_folder)
+    learner = make_learner(trained_folder, estimator="grpo", entropy_coef=0.0)
+    return learner, *collect_and_target(learner)
 
 
-# ---------- what is read from an update
+def gradient_of(played, **changes):
+    """Return policy gradient and metrics of a backward with changed settings."""
+    learner, kept, experience = played
+    before = learner.config
+    learner.config = replace(before, **changes)
+    try:
+        sums = backward(learner, experience)
+    finally:
+        learner.config = before
+    gradients = [p.grad.full_tensor().flatten() for p in learner.policy.parameters()]
+    learner.optimizers["policy"].zero_grad(set_to_none=True)
+    return torch.cat(gradients), {key: value.item() for key, value in sums.items()}
 
 
-def same(tensor, expected):
-    return torch.allclose(tensor, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+NOTHING_TO_DO = dict(importance_floor=1e-6, sequence_mask=1e-6, tv_bound=1.0)
 
 
-def same_gradient(update, neutral, factor=1.0):
-    return same(update.gradient, neutral.gradient * factor)
+def test_masks_without_anything_to_drop_change_no_bit(played):
+    gradient, metrics = gradient_of(played)
+    same, same_metrics = gradient_of(played, **NOTHING_TO_DO)
+    assert gradient.abs().max() > 0 and torch.equal(gradient, same)
+    assert metrics == same_metrics and metrics["masked_frac"] == 0.0
+    assert "observation_nll" not in metrics
 
 
-def scores_of(update):
-    """Return the scores of the trajectories that the filter keeps, one row for each group."""
-    return torch.tensor([trajectory.score for trajectory in update.original]).double().view(-1, 4)
+@pytest.mark.parametrize("sequence", ["trajectory", "turn"])
+def test_gspo_is_ppo_in_the_first_step(played, sequence):
+    learner, kept, _ = played
+    gradient, _ = gradient_of(played)
+    experience = with_settings(learner, kept, sequence=sequence)
+    nearly, _ = gradient_of((learner, kept, experience), sequence_ratio=True)
+    assert (gradient - nearly).abs().max() < 1e-4 * gradient.abs().max()
 
 
-def centred(values):
-    return values - values.mean(1, keepdim=True)
+@pytest.mark.parametrize("changes", [dict(sequence_ratio=True), dict(tv_bound=1.0)])
+def test_the_ratio_and_the_clip_reach_the_loss(played, changes):
+    """The old log-probs are changed, so that many ratios are outside the clip range."""
+    learner, kept, experience = played
+    noise = 0.5 * torch.randn(
+        len(experience.advantages), generator=torch.Generator().manual_seed(0)
+    )
+    moved = replace(
+        experience,
+        old_logprobs=experience.old_logprobs + noise,
+        rollout_logprobs=experience.rollout_logprobs + noise,
+    )
+    plain, plain_metrics = gradient_of((learner, kept, moved), importance_cap=1e6)
+    found, metrics = gradient_of((learner, kept, moved), importance_cap=1e6, **changes)
+    assert (found - plain).abs().max() > 0.01 * plain.abs().max()
+    assert plain_metrics["clipfrac"] > 0
+    assert metrics["clipfrac"] == 0 or "tv_bound" not in changes
 
 
-def first_advantages(update):
-    """Return the advantage of the first token of each trajectory, one row for each group."""
-    return torch.tensor([turns[0][0] for turns in update.advantages()]).double().view(-1, 4)
+def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, monkeypatch):
+    learner = make_learner(trained_folder, estimator="grpo", drop_void=True)
+    compared, trained = [], []
+
+    def build_experience(learner, kept, kept_fraction):
+        compared.extend(kept)
+        return experience_of(learner, kept, kept_fraction)
+
+    def update(learner, experience):
+        trained.extend(experience.sequences)
+        return {}
+
+    experience_of = train.build_experience
+    monkeypatch.setattr(train, "build_experience", build_experience)
+    monkeypatch.setattr(train, "update", update)
+    train.iterate(learner, learner.engine, Chat(learner.tokenizer), [])
+    assert len(compared) == 8  # the baselines use trajectories with a void turn, too
+    assert trained == [trajectory for trajectory in compared if not trajectory.has_void_turn]
+    assert 0 < len(trained) < len(compared)
 
 
-def rewards_of(update):
-    return {turn.reward for trajectory in update.played for turn in trajectory.turns}
+def test_the_states_of_turns_reach_gigpo(played):
+    learner, kept, _ = played
+    turns = [turn for trajectory in kept for turn in trajectory.turns]
+    states = [turn.state for turn in turns]
+    assert 1 < len(set(states)) < len(states)
+    batch = dict(
+        rewards=torch.tensor([turn.reward for turn in turns], dtype=torch.float64),
+        turns=[len(trajectory.turns) for trajectory in kept],
+        tokens=[len(turn.response_ids) for turn in turns],
+        groups=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
+        states=states,
+    )
+    experience = with_settings(learner, kept, state_weight=1.0, turn_gamma=0.9)
+    expected = slow_gigpo(batch, weight=1.0, gamma=0.9, divide=True)
+    torch.testing.assert_close(experience.advantages, expected.float(), rtol=1e-4, atol=1e-4)
 
 
-def spread(update):
-    """Return the largest difference between two advantages inside one trajectory."""
-    spreads = []
-    for turns in update.advantages():
-        tokens = [advantage for turn in turns for advantage in turn]
-        spreads.append(max(tokens) - min(tokens))
-    return max(spreads)
+def test_a_sequence_is_a_trajectory_or_a_turn(played):
+    learner, kept, experience = played
+    num_turns = sum(len(trajectory.turns) for trajectory in kept)
+    assert len(experience.segment_ids.unique()) == len(kept) < num_turns
+    assert len(experience.turn_ids.unique()) == num_turns
+    by_turn = with_settings(learner, kept, sequence="turn")
+    assert torch.equal(by_turn.segment_ids, experience.turn_ids)
+    by_window = with_settings(learner, kept, context_turns=1)
+    assert torch.equal(by_window.segment_ids, experience.turn_ids)
 
 
-def num_tokens(trajectories):
-    return sum(trajectory.num_response_tokens for trajectory in trajectories)
+def with_settings(learner, kept, **changes):
+    before = learner.config
+    learner.config = replace(before, **changes)
+    try:
+        return train.build_experience(learner, kept)
+    finally:
+        learner.config = before
 
 
-def is_whitened(update):
-    return abs(update.experience.advantages.std() - 1) < 1e-3
+def test_a_masked_token_has_no_gradient(played):
+    """Engine log-probs are raised by 1, so that all tokens with negative advantages are masked."""
+    learner, kept, experience = played
+    far = replace(experience, rollout_logprobs=experience.rollout_logprobs + 1.0)
+    good = replace(far, advantages=far.advantages.clamp(min=0.0))
+    options = dict(importance_cap=1e6)
+    masked, metrics = gradient_of((learner, kept, far), sequence_mask=0.9, **options)
+    expected, _ = gradient_of((learner, kept, good), **options)
+    assert torch.allclose(masked, expected, rtol=1e-5, atol=1e-9)
+    assert metrics["masked_frac"] == (experience.advantages < 0).sum().item() > 0
 
 
-def trains_critic(update):
-    return update.critic_gradient.abs().max() > 0
+def test_void_trajectories_leave_the_gradient_of_the_others(played):
+    """A void turn executed no action. Dropping its trajectory equals setting the trajectory's
+    advantages to 0 and leaving its tokens out of the denominator."""
+    learner, kept, experience = played
+    lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
+    void = torch.tensor([trajectory.has_void_turn for trajectory in kept])
+    assert 0 < void.sum() < len(kept)
+    left = experience.of_trajectories(methods.without_void_turns(void).tolist())
+    found, _ = gradient_of((learner, kept, left))
+    is_void = void.repeat_interleave(lengths)
+    zeroed = replace(experience, advantages=experience.advantages.masked_fill(is_void, 0.0))
+    expected, _ = gradient_of((learner, kept, zeroed))
+    expected = expected * len(is_void) / (~is_void).sum()
+    assert found.abs().max() > 0
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-# ---------- checks of methods that need more than a line
-
-
-def clips_normalised_scores(update, neutral):
-    return same(first_advantages(update), centred(first_advantages(neutral).clamp(-1, 3)))
-
-
-def divides_by_the_std_of_the_batch(update, neutral):
-    deviation = scores_of(update).std() + 1e-6
-    return same(first_advantages(update) * deviation, centred(scores_of(update)))
-
-
-def keeps_the_two_smallest_means(update, neutral):
-    means = [sum(t.score for t in update.members(group)) for group in range(4)]
-    return sorted(means)[:2] == sorted(means[group] for group in update.groups)
-
-
-def keeps_the_longest_group(update, neutral):
-    longest = max(num_tokens(update.members(group)) for group in range(4))
-    return num_tokens(update.kept) == longest
-
-
-def keeps_the_group_of_highest_entropy(update, neutral):
-    def surprise(group):
-        logprobs = [torch.tensor(t.rollout_logprobs) for t in update.members(group)]
-        return -torch.cat(logprobs).mean()
-
-    return max(range(4), key=surprise) in update.groups
-
-
-def keeps_the_group_of_largest_variance(update, neutral):
-    return scores_of(update).std(1).min() == scores_of(neutral).std(1).max()
-
-
-def sees_single_turns(update, neutral):
-    turns = [turn for trajectory in update.kept for turn in trajectory.turns]
-    return all(len(turn.prompt_ids) < 400 and turn.prompt_ids[0] == 1 for turn in turns)
-
-
-def sees_all_tokens_of_windows(update, neutral):
-    return len(update.experience.advantages) > 2 * num_tokens(update.original)
-
-
-def trains_other_tokens_only(update, neutral):
-    same_advantages = same(first_advantages(update), first_advantages(neutral))
-    return same_advantages and not same_gradient(update, neutral)
-
-
-def pays_for_plans(update, neutral):
-    more_rewards = len(rewards_of(update)) > len(rewards_of(neutral))
-    return more_rewards and not same_gradient(update, neutral)
-
-
-def varies_by_turn_only(update):
-    return all(len(set(turn)) == 1 for turns in update.advantages() for turn in turns)
-
-
-def doubles_the_advantages(update, neutral):
-    """Whether advantages are twice those of GRPO. Here all trajectories of a group have one turn in
-    one state, so the two terms of GiGPO are equal."""
-    scores = scores_of(update)
-    grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)
-    return same(first_advantages(update), 2 * grpo)
-
-
-ONE_GROUP = dict(filter_keep=1, filter_strategy="count", filter_zero_std=True, batch_size=4)
-BATCH_NORM = dict(reward_norm="mean_std", reward_norm_over="batch", estimator="dr_grpo")
-ALL_BY_SOFTMAX = dict(filter_strategy="top_p_softmax", filter_keep=1.0, filter_zero_std=True)
-SMALLEST_MEANS = dict(filter_by="reward_mean", filter_smallest=True, filter_zero_std=True)
-
-# Method -> its settings, and a check of its update `u` against the update `n` of plain GRPO.
-METHODS = {
-    "neutral": ({}, lambda u, n: torch.equal(u.gradient, n.gradient)),
-    # estimators
-    "gae": (dict(estimator="gae"), lambda u, n: spread(u) > 0 and trains_critic(u)),
-    "bi_level_gae": (
-        dict(estimator="bi_level_gae", turn_gamma=0.5),
-        lambda u, n: abs(u.experience.advantages.mean()) < 1e-5 and trains_critic(u),
-    ),
-    "dr_grpo": (
-        dict(estimator="dr_grpo"),
-        lambda u, n: same(first_advantages(u), centred(scores_of(u))),
-    ),
-    "rloo": (
-        dict(estimator="rloo"),
-        lambda u, n: same(first_advantages(u), centred(scores_of(u)) * 4 / 3),
-    ),
-    "reinforce_plus_plus": (
-        dict(estimator="reinforce_plus_plus", turn_gamma=0.5),
-        lambda u, n: spread(u) > 0 and is_whitened(u),
-    ),
-    "reinforce_plus_plus_baseline": (
-        dict(estimator="reinforce_plus_plus_baseline"),
-        lambda u, n: spread(u) == 0 and is_whitened(u),
-    ),
-    "grpo, turn level": (
-        dict(turn_level=True),
-        lambda u, n: spread(u) > 0 and u.groups == n.groups,
-    ),
-    "rloo, turn level": (dict(estimator="rloo", turn_level=True), lambda u, n: spread(u) > 0),
-    "gigpo": (dict(state_weight=1.0), lambda u, n: spread(u) > 0 and u.groups == n.groups),
-    "gigpo of one turn": (dict(state_weight=1.0, max_turns=1), doubles_the_advantages),
-    "turn_ppo": (
-        dict(estimator="turn_ppo", turn_gamma=0.99, turn_lam=0.9),
-        lambda u, n: spread(u) > 0 and varies_by_turn_only(u) and trains_critic(u),
-    ),
-    # Reward norms: GRPO with "mean" and Dr. GRPO with "mean_std" equal plain GRPO.
-    "mean": (dict(reward_norm="mean"), same_gradient),
-    "mean_std": (dict(reward_norm="mean_std", estimator="dr_grpo"), same_gradient),
-    "asym_clip": (dict(reward_norm="asym_clip", estimator="dr_grpo"), clips_normalised_scores),
-    "mean_std over the batch": (BATCH_NORM, divides_by_the_std_of_the_batch),
-    # aggregations
-    "seq_mean_token_mean": (
-        dict(aggregation="seq_mean_token_mean"),
-        lambda u, n: not same_gradient(u, n),
-    ),
-    "seq_mean_token_sum": (
-        dict(aggregation="seq_mean_token_sum"),
-        lambda u, n: same_gradient(u, n, len(u.experience.advantages) / 8),
-    ),
-    "constant": (
-        dict(aggregation="constant"),
-        lambda u, n: same_gradient(u, n, len(u.experience.advantages) / 8 / 36),
-    ),
-    # filters
-    "count": (dict(filter_strategy="count", filter_keep=2), same_gradient),
-    "top_p": (
-        dict(filter_strategy="top_p", filter_keep=0.01, batch_size=4),
-        lambda u, n: len(u.groups) == 1 and u.groups[0] in n.groups,
-    ),
-    "top_p_softmax": (
-        ALL_BY_SOFTMAX | dict(batch_size=16),
-        lambda u, n: u.groups == [0, 1, 2, 3],
-    ),
-    "min_p": (
-        dict(filter_strategy="min_p", filter_keep=1.0, batch_size=4),
-        keeps_the_group_of_largest_variance,
-    ),
-    "by mean, smallest, unfiltered variance": (SMALLEST_MEANS, keeps_the_two_smallest_means),
-    "by length": (ONE_GROUP | dict(filter_by="length"), keeps_the_longest_group),
-    "by entropy": (ONE_GROUP | dict(filter_by="entropy"), keeps_the_group_of_highest_entropy),
-    "a loss scaled by what was kept": (
-        dict(filter_loss_scale="linear"),
-        lambda u, n: same_gradient(u, n, 0.5),
-    ),
-    "a loss scaled by its root": (
-        dict(filter_loss_scale="sqrt"),
-        lambda u, n: same_gradient(u, n, 0.5**0.5),
-    ),
-    # context windows, and RAGEN v1's mask, which trains on observations
-    "single turns": (dict(context_turns=1), sees_single_turns),
-    "two turns": (dict(context_turns=2), lambda u, n: max(len(t.turns) for t in u.kept) == 3),
-    "two turns, all tokens": (
-        dict(context_turns=2, mask_observations=False),
-        sees_all_tokens_of_windows,
-    ),
-    "all tokens": (dict(mask_observations=False), trains_other_tokens_only),
-    # Reward densities: FrozenLake pays at the goal only, so only "plan" adds rewards.
-    "sparse": (dict(reward_density="sparse"), same_gradient),
-    "balanced": (dict(reward_density="balanced"), same_gradient),
-    "dense": (dict(reward_density="dense"), same_gradient),
-    "plan": (dict(reward_density="plan"), pays_for_plans),
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_makes_the_update_that_it_names(trained_folder, neutral, method):
-    settings, holds = METHODS[method]
-    update = Update(trained_folder, **settings)
-    for values in vars(update.experience).values():
-        assert not isinstance(values, torch.Tensor) or torch.isfinite(values).all()
-    assert update.metrics["logprob_diff_max"] < 1e-3 and update.metrics["approx_kl"] < 1e-6
-    assert update.gradient.norm() > 1e-4
-    assert holds(update, neutral)
-    assert same(update.gradient, update.plain_gradient())
-
-
-# ---------- KL
-
-
-def perturb_reference(learner):
-    """Make the reference differ from the policy."""
-    with torch.no_grad():
-        for weight in learner.ref.parameters():
-            weight.mul_(1.1)
-
-
-@pytest.mark.parametrize("kl_estimator", ["k1", "k2", "k3"])
-def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
-    changes = dict(kl_coef=0.1, kl_in="reward", kl_estimator=kl_estimator)
-    estimator = "reinforce_plus_plus"
-    update = Update(trained_folder, perturb_reference, estimator=estimator, **changes)
-    difference = (update.experience.old_logprobs - update.experience.ref_logprobs).double()
-    kl = {
-        "k1": difference,
-        "k2": difference**2 / 2,
-        "k3": (-difference).exp() - 1 + difference,
-    }[kl_estimator]
-    assert kl.abs().mean() > 0.01
-    rewards = []  # the reward of a turn is at its last token
-    for trajectory in update.kept:
-        for turn in trajectory.turns:
-            rewards += [0.0] * (len(turn.response_ids) - 1) + [turn.reward]
-    paid = torch.tensor(rewards) - 0.1 * kl
-    parts = paid.split([trajectory.num_response_tokens for trajectory in update.kept])
-    to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts])
-    expected = (to_go - to_go.mean()) / to_go.std()
-    advantages = update.experience.advantages.double()
-    torch.testing.assert_close(advantages, expected, rtol=1e-4, atol=1e-4)
-    assert same(update.gradient, update.plain_gradient())  # the loss has no KL term
-    assert update.metrics["kl_ref"] == pytest.approx(kl.mean().item(), rel=1e-3)
-
-
-@pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
-def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
-    """The policy equals its reference, and rewards are 0, so advantages must be 0. If differences
-    between engine and trainer counted as KL, whitening would magnify them."""
-    kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
-    learner = make_learner(trained_folder, estimator=estimator, **kl)
-    kept, _ = collect_and_target(learner)
+def test_echo_equals_a_slow_loop(played, trained_folder):
+    learner, kept, experience = played
+    gradient, _ = gradient_of(played)
+    both, metrics = gradient_of(played, observation_coef=0.5)
+    plain = AutoModelForCausalLM.from_pretrained(trained_folder, dtype=torch.float32)
+    total, count = 0.0, 0
     for trajectory in kept:
-        for turn in trajectory.turns:
-            turn.reward = 0.0
-            logprobs = turn.rollout_logprobs
-            turn.rollout_logprobs = [lp + 1e-3 * (i % 2) for i, lp in enumerate(logprobs)]
-    experience = train.build_experience(learner, kept)
-    assert torch.equal(experience.old_logprobs, experience.ref_logprobs)
-    assert experience.advantages.abs().max() == 0.0
+        logprobs = plain(torch.tensor([trajectory.ids])).logits[0].log_softmax(-1)
+        for t, is_observed in enumerate(trajectory.observation_mask):
+            if is_observed:
+                total -= logprobs[t - 1, trajectory.ids[t]]
+                count += 1
+    (0.5 * total / count).backward()
+    weights = dict(plain.named_parameters())
+    names = [name.removeprefix("model.") for name, _ in learner.policy.named_parameters()]
+    expected = torch.cat([weights[name].grad.flatten() for name in names])
+    scale = expected.abs().max()
+    assert scale > 0 and (both - gradient - expected).abs().max() < 1e-4 * scale
+    nll = metrics["observation_nll"] / len(experience.advantages)
+    assert nll == pytest.approx((total / count).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("kl_estimator", ["k2", "k3"])
-def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
-    update = Update(trained_folder, perturb_reference, kl_coef=0.1, kl_estimator=kl_estimator)
-    assert torch.equal(update.experience.advantages, neutral.experience.advantages)
-    difference = update.experience.old_logprobs - update.experience.ref_logprobs
-    derivative = difference if kl_estimator == "k2" else 1 - (-difference).exp()
-    update.experience.advantages -= 0.1 * derivative
-    assert same(update.gradient, update.plain_gradient())
-    assert not same_gradient(update, neutral)
+def test_rounds_of_sampling_add_groups(trained_folder, one_rank):
+    """Without a format penalty, most scores are 0, so the first round lacks groups with
+    variance."""
+    once = make_learner(trained_folder, num_groups=2, format_penalty=0.0)
+    more = make_learner(trained_folder, num_groups=2, format_penalty=0.0, sampling_rounds=3)
+    chat = Chat(once.tokenizer)
+    first = train.collect_rollouts(once, once.engine, chat)
+    found = train.collect_rollouts(more, more.engine, chat)
+    assert [t.ids for t in found[: len(first)]] == [t.ids for t in first]
+    stats = stats_of(found)
+    std = stats.std
+    num_varied = int((std[:2] > 0).sum())  # groups with variance in the first round
+    assert num_varied < 2 and 2 < len(std) <= 2 + 2 * (2 - num_varied)
+    assert len({t.seed for t in found}) == len(found) // 4
+    kept = train.select_groups(replace(more.config, filter_keep=1.0), found, stats).tolist()
+    assert kept == methods.candidate_groups(std, 2).tolist()
 
 
-# ---------- other parts of the loss and the reward
+# ---------- overlays
 
 
-def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
-    """All ratios are e^2 = 7.4. Tokens with positive advantages are clipped, those with negative
-    ones only by a dual clip below 7.4."""
-
-    def move_away(experience):
-        experience.old_logprobs = experience.old_logprobs - 2.0
-
-    single = Update(trained_folder, change=move_away, dual_clip=0.0)
-    loose = Update(trained_folder, change=move_away, dual_clip=8.0)
-    tight = Update(trained_folder, change=move_away, dual_clip=3.0)
-    single.experience.advantages.clamp_(max=0.0)
-    assert same(single.gradient, single.plain_gradient()) and single.gradient.norm() > 1e-3
-    assert torch.equal(loose.gradient, single.gradient)
-    assert tight.gradient.abs().max() == 0.0
+def rows(folder, start, **changes):
+    return untimed(run(folder, start, eval_every=0, save_every=0, **changes))
 
 
-def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
-    """A patched parser gives replies of odd length a true thought and the others a false one."""
-    parse = dialogue.parse_response
-
-    def thoughtful(text, *, think):
-        thought = "Ice is cold." if len(text) % 2 else "Ice is hot."
-        return parse(text, think=think)._replace(thought=thought)
-
-    monkeypatch.setattr(dialogue, "parse_response", thoughtful)
-    monkeypatch.setattr(grids.FrozenLake, "statements", lambda env: ["Ice is cold.", "Goal up."])
-    update = Update(trained_folder, think_reward=0.5)
-    num_odd = 0
-    for trajectory, before in zip(update.played, neutral.played, strict=True):
-        for turn, plain in zip(trajectory.turns, before.turns, strict=True):
-            is_odd = len(turn.text) % 2
-            assert turn.response_ids == plain.response_ids
-            assert turn.reward == pytest.approx(plain.reward + 0.25 * is_odd)
-            num_odd += is_odd
-    assert num_odd > 0 and not same_gradient(update, neutral)
-    assert same(update.gradient, update.plain_gradient())
+OVERLAYS = [
+    "dppo_tv",
+    "dynamic_sampling",
+    "echo",
+    "gigpo",
+    "gspo",
+    "icepop",
+    "sampo",
+    "sequence_mask",
+    "simple_tir",
+    "turn_ppo",
+]
 
 
-def test_scores_are_normalised_inside_of_each_environment(trained_folder, monkeypatch):
-    mixture = {SMALL_RUN["env"]: 0.5, "bandit": 0.5}
-    monkeypatch.setattr(train, "mixture_at", lambda spec, step: mixture)
-    norm = dict(reward_norm="mean_std", reward_norm_over="env", estimator="dr_grpo")
-    update = Update(trained_folder, batch_size=16, filter_keep=1.0, **norm)
-    assert {trajectory.env for trajectory in update.kept} == set(mixture)
-    assert len(update.kept) == 16
-    scores_in = {env: [] for env in mixture}
-    for trajectory in update.kept:
-        scores_in[trajectory.env].append(trajectory.score)
-    normalised = []
-    for trajectory in update.kept:
-        own = torch.tensor(scores_in[trajectory.env], dtype=torch.float64)
-        normalised.append((trajectory.score - own.mean()) / (own.std() + 1e-6))
-    normalised = torch.stack(normalised).view(-1, 4)
-    assert normalised.std() > 0.5
-    assert same(first_advantages(update), centred(normalised))
-    assert same(update.gradient, update.plain_gradient())
+def settings_of(overlay):
+    """Return the settings that an overlay changes."""
+    config, _, _ = load_config([config_file(overlay)])
+    changed = {}
+    for key, default in vars(Config()).items():
+        if getattr(config, key) != default and key != "out_dir":
+            changed[key] = getattr(config, key)
+    return changed
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_overlay_sets_what_its_method_needs(overlay):
+    assert settings_of(overlay)
+    experiment = "sokoban_ppo" if overlay == "turn_ppo" else "frozenlake_grpo"
+    paths = [config_file(experiment), config_file(overlay)]
+    config, _, sources = load_config([*paths, "--device=cuda", "--dtype=bfloat16"])
+    assert warn(config, sources) == ""
+
+
+def test_a_method_that_cannot_act_is_named_though_an_overlay_gives_it():
+    paths = [config_file(name) for name in ("frozenlake_grpo", "gspo", "tiny")]
+    config, _, sources = load_config([*paths, "--batch_size=32"])
+    assert warn(config, sources).startswith(
+        "these settings have no effect: sequence_ratio: an iteration makes one optimizer step"
+    )
+    config, _, sources = load_config(paths)
+    assert warn(config, sources) == ""
+
+
+def test_sampo_is_gspo_and_gigpo_with_a_filter():
+    own = {"clip_low": 3e-3, "clip_high": 4e-3, "filter_strategy": "top_p", "filter_keep": 1.0}
+    own["sequence"] = "turn"
+    parts = {**settings_of("gspo"), **settings_of("gigpo"), **own}
+    del parts["batch_size"]
+    assert settings_of("sampo") == {**parts, "estimator": "grpo"}
+
+
+@pytest.mark.slow
+def test_neutral_values_change_no_metric_of_a_run(trained_folder, tmp_path, one_rank):
+    """Each iteration takes four optimizer steps, so that the policy differs from the engine."""
+    settings = dict(estimator="grpo", batch_size=4, filter_keep=1.0)
+    neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, sequence="turn")
+    plain = rows(tmp_path / "plain", trained_folder, **settings)
+    same = rows(tmp_path / "same", trained_folder, **settings, **neutral)
+    assert plain == same and plain[-1]["approx_kl"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_overlay_runs(overlay, trained_folder, tmp_path, one_rank):
+    settings = dict(batch_size=4) | settings_of(overlay)
+    settings["batch_size"] = min(4, settings["batch_size"])
+    found = rows(tmp_path / "run", trained_folder, **(dict(estimator="grpo") | settings))
+    assert len(found) == 2 and found[0]["grad_norm"] > 0 and found[0]["kept_groups"] > 0
