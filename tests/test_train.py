@@ -1,6 +1,6 @@
 """Tests of train.py by whole runs on a CPU: repeating, continuing, starting, stopping, learning.
 
-Single updates are in test_update.py and test_methods.py.
+Single updates are in test_update.py and test_gradients.py.
 
     python -m pytest -q tests/test_train.py
 """
