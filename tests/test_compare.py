@@ -270,7 +270,7 @@ def test_files(two_arms):
     assert before == files_of_runs()
     assert [path.name for path in Path().iterdir()] == ["out"]
     folder = Path("out/comparisons")
-    assert Image.open(folder / "grpo_vs_rloo.png").size == (1440, 960)
+    assert Image.open(folder / "grpo_vs_rloo.png").size == (288, 192)  # 7.2 x 4.8 inches
     assert (folder / "grpo_vs_rloo.pdf").read_bytes().startswith(b"%PDF")
     page = (folder / "grpo_vs_rloo.md").read_text()
     assert page.startswith("# grpo vs rloo\n\n![Success over iterations](grpo_vs_rloo.png)\n")
