@@ -26,8 +26,8 @@ from typing import IO, Any
 from support import code_version
 from support.json_shapes import check_shape
 
-# the settings that may change when a run continues; none changes a number of training, unless a
-# turn exceeds step_timeout_s
+# the settings that may change when a run continues; none changes what is trained, except through
+# CHANGES_THROUGH, or if a turn exceeds step_timeout_s
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -41,7 +41,7 @@ MAY_CHANGE_ON_RESUME = (
     "wandb",
 )
 
-FORMER_SETTINGS = ("num_samples",)  # only older runs have them; none changed a number of training
+FORMER_SETTINGS = ("num_samples",)  # only older runs have them; none changed what is trained
 
 # Exceptions to MAY_CHANGE_ON_RESUME: these settings change training through another setting.
 # setting -> (the other setting, its value that prevents this)

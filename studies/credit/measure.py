@@ -67,7 +67,7 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # Files hold no label: the "end" of a run of 20 iterations becomes "20" if it goes on.
+    # Files hold no label, because it can change: "end" becomes "20" if the run goes on.
     return [{**case, "label": label} for label, case in cases.items()]
 
 
@@ -172,7 +172,8 @@ def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]
 def controls(
     games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
 ) -> dict[str, list]:
-    """Return credits of two controls: planner's step reward, and this reward shuffled per game."""
+    """Return the credits that two controls give: the planner's step reward (the turn's reward plus
+    the change of the optimal value), and this reward shuffled among the turns of its game."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])
