@@ -3,8 +3,8 @@
 An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
 replies and enforces the limits on actions and turns; rollout.py enforces those on tokens. A reply
 is not valid if its form is wrong, if it has unknown or surplus actions, or if it executes none. The
-next message says so. The format penalty is part of the reward of a turn whose reply is not valid,
-and the next message reports this reward. In RAGEN the policy never sees the penalty.
+next message says so. Such a reply gets the format penalty, which is part of the reward that the
+next message reports. In RAGEN the policy never sees the penalty.
 
 `Chat` converts messages to token ids. The policy's own text is parsed but never rewritten or
 encoded again.
@@ -62,7 +62,7 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
 
 
 def format_response(thought: str, actions: Sequence[str], *, think: bool = True) -> str:
-    """Write a reply that `parse_response` can parse, for demonstrations and reference players."""
+    """Write a reply that `parse_response` can parse."""
     answer = f"<answer>{' || '.join(actions)}</answer>"
     return f"<think>{thought}</think>{answer}" if think else answer
 
@@ -75,7 +75,7 @@ def cut_fault(num_tokens: int, setting: str) -> str:
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """Compare the sentences of a thought with the facts about the state.
 
-    Sentences end with a period. A sentence is checkable if it begins with the first word of a fact.
+    Periods separate sentences. A sentence is checkable if it begins with the first word of a fact.
     Returns: the number of checkable sentences, and the number of true ones.
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     (2, 1)
@@ -135,7 +135,7 @@ class TurnRecord:
     # None: it did not fail.
     out_of_actions: bool | None = None
     why_lost: str | None = None  # the environment's reason for an end without success
-    error: str | None = None  # why the environment or the player failed
+    error: str | None = None  # why the trajectory ended in an error
     # The setting that cut the reply off, max_response_tokens or max_context_tokens, if one did.
     cut_by: str | None = None
 
@@ -341,7 +341,7 @@ def shape_rewards(
     max_reward: float = 1.0,
     plan_lengths: Sequence[int] = (),
 ) -> list[float]:
-    """Redistribute the environment's rewards over the turns of a finished episode.
+    """Replace the environment's rewards of the turns of a finished episode.
 
     The shaped rewards sum to 1 for a success and to less than 1 otherwise. In arXiv 2510.01132, the
     source of these densities, a failure could earn more than a success.
@@ -395,6 +395,7 @@ def shape_rewards(
 
 
 def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
+    """Return the rewards of "plan". A length of 0 means that there is no plan."""
     first = plan_lengths[0] or 1
     distances = [first]
     for length in plan_lengths[1:]:
@@ -434,7 +435,7 @@ class Chat:
         return tuple(encoded["input_ids"])
 
     def message(self, role: str, text: str) -> list[int]:
-        """Return the tokens of a whole message: role, text, end mark."""
+        """Return the tokens of a message, from its start mark to the line break after its end."""
         head = [self.start, *self.encode(f"{role}\n")]
         return [*head, *self.encode(text), self.end, *self.encode("\n")]
 

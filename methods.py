@@ -15,8 +15,8 @@ method changes anything ("Acts"). Search `train.py` for the word in brackets to 
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
-is a segment. The papers call a segment a sequence, as do the names of three settings: `sequence`,
-`sequence_ratio` and `sequence_mask`. Elsewhere in this code a sequence is one input of the model.
+is a segment. Settings follow the papers: in `sequence`, `sequence_ratio` and `sequence_mask` a
+sequence is a segment, in `aggregation` a trajectory. Elsewhere it is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -32,8 +32,9 @@ import starpo
 def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
-    With GRPO, all advantages in a group without variance are 0. (With a critic, turn_level or GiGPO
-    they may differ from 0; the group is replaced all the same.) So `train.collect_rollouts` samples
+    With GRPO, all advantages in a group without variance are 0. (With other
+    estimators, turn_level, GiGPO or a KL in the reward they may differ from 0; the group is
+    replaced all the same.) So `train.collect_rollouts` samples
     as many groups as this function says, until none is missing or sampling_rounds rounds are over.
     DAPO samples whole batches instead and drops surplus groups. Rollout metrics and rollout time
     also include the groups that the filter does not see; `sampled_groups` counts all groups.
@@ -192,9 +193,9 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     s = exp(mean_t (log pi(y_t) - log pi_old(y_t))) is the geometric mean of the ratios of the
     tokens of a segment. This function computes the log of the paper's token form,
     sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients. The value of the token form is s, and its
-    gradient is s * grad log pi(y_t). With it, the loss has the same gradient as with the paper's
-    sequence form if segments are trajectories, all tokens of a trajectory have one advantage, and
-    aggregation is "seq_mean_token_mean". GSPO weighs no single token, so
+    gradient is s * grad log pi(y_t). If segments are trajectories,
+    all tokens of a trajectory have one advantage, and aggregation is "seq_mean_token_mean", then
+    the loss has the gradient of the paper's sequence form. GSPO weighs no single token, so
     `starpo.importance_weights` is not used with it.
 
     Acts from the second optimizer step of an iteration on. In the first one, s is 1 up to rounding,

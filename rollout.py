@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """All turns of one episode."""
+    """Turns of one episode: all of them, or one (see `split_by_context`)."""
 
     seed: tuple[int, ...]  # of the instance
     member: int  # index in the group; members differ in transition and sampling noise
@@ -142,7 +142,7 @@ class Trajectory:
 
     @property
     def error(self) -> str | None:
-        """Why the environment or the player failed; None if neither failed."""
+        """Why the trajectory ended in an error; None if it did not."""
         return self.turns[-1].record.error if self.status == "error" else None
 
     @property
@@ -153,7 +153,7 @@ class Trajectory:
 
 @dataclass
 class Reply:
-    """A player's answer to one message. Tokens are ids, or texts for a model behind an API."""
+    """The answer to one message. Tokens are ids, or texts for a model behind an API."""
 
     text: str
     prompt_ids: list[int] = field(default_factory=list)
@@ -176,7 +176,7 @@ def make_episode(config: Config, env: str = "") -> Episode:
     # Training must not draw evaluation or held-out instances of any environment of the run.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
-        # Draw and cache these now, because `reset` has a time limit.
+        # Draw and cache the reserved instances now, because `reset` has a time limit.
         reserved_keys(environment.spec, *environment.also_reserved)
     if config.reward_density == "plan":
         check_uses(environment, "reward_density=plan")  # raises if the environment has no plan
@@ -225,7 +225,7 @@ class Rollout:
         self.user = user
 
     def execute(self, text: str) -> TurnOutcome:
-        """Execute a reply. If the environment fails, the outcome has the status error."""
+        """Execute a reply. If this raises anything or takes too long, the status is error."""
         if self.failure:
             return self.failure
         try:
@@ -264,7 +264,7 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Replace the rewards of the turns as reward_density says. Returns: the trajectory.
 
-        After an error the rewards stay. The messages showed the policy the unchanged rewards."""
+        After an error the rewards stay. The messages do not show this change."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density == "native" or trajectory.status == "error":
@@ -299,7 +299,7 @@ def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Traject
     Args: player: returns the reply to `rollout.user`, or None if the context has no room for one.
     """
     while not rollout.done:
-        reply = Reply("") if rollout.failure else player(rollout)
+        reply = Reply("") if rollout.failure else player(rollout)  # `execute` returns the failure
         if reply is None:
             rollout.trajectory.status = "out_of_tokens"
             break
@@ -325,7 +325,7 @@ def play_all(
     players: Sequence[Callable[[Rollout], Reply | None]],
     split: str,
 ) -> list[Trajectory]:
-    """Play rollouts in one environment from start to end, each with a player of its own.
+    """Play rollouts of one environment spec from start to end, each with a player of its own.
 
     If the environment is blocking, the games are played at the same time."""
 
@@ -364,7 +364,7 @@ def following_prompt(
 
 
 def failed_outcome(error: object) -> TurnOutcome:
-    """Return the outcome that ends a trajectory after its environment or player failed."""
+    """Return the outcome that ends a trajectory with an error."""
     return TurnOutcome("", 0.0, "error", TurnRecord(actions=[], error=str(error)))
 
 
@@ -601,7 +601,7 @@ class BlockingSteps:
 
 
 def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
-    """Return the training sequences: whole trajectories, or single turns with context_turns.
+    """Return the model's inputs: whole trajectories, or single turns with context_turns.
 
     With context_turns, the prompt of each turn repeats the context, so each turn is a sequence of
     its own. The response tokens keep their order."""

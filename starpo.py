@@ -65,7 +65,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # nats; log ratios are clamped to it, so that their exp stays below 5e8
-ROUNDING = 1e-6  # smaller relative differences are rounding errors, as between 0.1 + 0.2 and 0.3
+ROUNDING = 1e-6  # smaller differences are rounding errors, as between 0.1 + 0.2 and 0.3
 
 
 # ---------- filter
@@ -491,8 +491,8 @@ def importance_weights(
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
-        cap pi_old / pi_engine. The cap here, on pi / pi_engine, also bounds the loss of tokens with
-        A < 0 after the first optimizer step.
+        cap pi_old / pi_engine. The cap here, on pi / pi_engine, also bounds, in later optimizer
+        steps, the loss of tokens with A < 0.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309

@@ -537,7 +537,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
     Returns: metrics. `mean_over_steps` turns sums over tokens into means, and averages gradient
-        norms over steps. logprob_diff_* are of the first step, None without the engine's."""
+        norms over steps. logprob_diff_* are of the first step, None if the engine gives none."""
     config = learner.config
     rates = learner.schedule_learning_rates()
     # each index once (context_turns repeats it for each turn); drop_void leaves some out
@@ -602,7 +602,7 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     # All ranks need equally many micro-batches, so some ranks get surplus ones, with is_real 0.0.
     for number, (indices, is_real) in enumerate(micro_batches):
         # With several ranks, gradients are reduced once, in the last micro-batch. With one rank,
-        # waiting saves no time and keeps unsharded gradients in memory.
+        # reducing each time costs nothing and frees the unsharded gradients.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
             module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
@@ -658,7 +658,7 @@ def policy_loss(
     # The loss is a mean. Times num_tokens, it is a sum, as mean_over_steps expects.
     metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
-    metrics["logprob_diff_mean"] = difference.sum()
+    metrics["logprob_diff_mean"] = difference.sum()  # `update` makes it a mean
     metrics["logprob_diff_max"] = difference.max()
     loss = loss - config.entropy_coef * (entropy * token_weights).sum() / num_tokens
     if config.observation_coef:  # ECHO
