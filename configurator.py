@@ -169,7 +169,7 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # weight of a turn's bonus: max(0, true - false sentences of the thought) / facts on the state
+    # weight of a turn's bonus: max(0, true - false sentences of the thought) / all facts
     think_reward: NotNegative = 0.0
 
     # -- model

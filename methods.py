@@ -32,12 +32,12 @@ import starpo
 def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
-    With GRPO, all advantages in a group without variance are 0. (With other
+    With grpo, dr_grpo and rloo, all advantages in a group without variance are 0. (With the other
     estimators, turn_level, GiGPO or a KL in the reward they may differ from 0; the group is
-    replaced all the same.) So `train.collect_rollouts` samples
-    as many groups as this function says, until none is missing or sampling_rounds rounds are over.
-    DAPO samples whole batches instead and drops surplus groups. Rollout metrics and rollout time
-    also include the groups that the filter does not see; `sampled_groups` counts all groups.
+    replaced all the same.) So `train.collect_rollouts` samples as many groups as this function
+    says, until none is missing or sampling_rounds rounds are over. DAPO samples whole batches
+    instead and drops surplus groups. Rollout metrics and rollout time also include the groups that
+    the filter does not see; `sampled_groups` counts all groups.
 
     Acts if sampling_rounds is above 1 and a group has no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error, because
@@ -143,7 +143,7 @@ def turn_ppo_advantages(
     """Turn-PPO: GAE over turns. All tokens of a turn share its advantage and its return.
 
     A turn is one step. Its reward is the sum of the rewards of its tokens, and its value is V at
-    its first token. There the critic sees the whole prompt, but nothing of the reply. Bi-level GAE
+    its first token. There the critic sees the whole context with the new observation, but nothing of the reply. Bi-level GAE
     instead takes V at the last token of the turn, after the rest of the reply, and then runs GAE
     over the tokens of each turn, so tokens of one turn have different advantages and values. PPO's
     ratio and clip are still those of tokens; with sequence_ratio=True they are those of segments. A
@@ -191,17 +191,16 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     """GSPO: return the log of the ratio s of a segment, for each token of the segment.
 
     s = exp(mean_t (log pi(y_t) - log pi_old(y_t))) is the geometric mean of the ratios of the
-    tokens of a segment. This function computes the log of the paper's token form,
-    sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients. The value of the token form is s, and its
-    gradient is s * grad log pi(y_t). If segments are trajectories,
-    all tokens of a trajectory have one advantage, and aggregation is "seq_mean_token_mean", then
-    the loss has the gradient of the paper's sequence form. GSPO weighs no single token, so
-    `starpo.importance_weights` is not used with it.
+    tokens of a segment. This function computes the log of the paper's token form, sg(s) pi(y_t) /
+    sg(pi(y_t)), where sg stops gradients. The value of the token form is s, and its gradient is s *
+    grad log pi(y_t). If segments are trajectories, all tokens of a trajectory have one advantage,
+    and aggregation is "seq_mean_token_mean", then the loss has the gradient of the paper's sequence
+    form. GSPO weighs no single token, so `starpo.importance_weights` is not used with it.
 
     Acts from the second optimizer step of an iteration on. In the first one, s is 1 up to rounding,
-    and the only effect is that importance weights are missing. If the old log-probs are the
-    engine's, rounding in bfloat16 may take s out of the clip range, which is small in the paper:
-    3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets recompute_old_logprobs.
+    and only the importance weights are missing. But if the old log-probs are the engine's, rounding
+    in bfloat16 may take s out of the clip range, which is small in the paper: 3e-4 below 1 to 4e-4
+    above 1. So config/methods/gspo.py sets recompute_old_logprobs.
 
     `starpo.bound_log_ratio` bounds log s like the log ratio of a token: if its absolute value
     exceeds 20 nats, its gradient is 0 (in verl, if log s is above 10).

@@ -4,7 +4,7 @@ The input of a forward is one row of tokens of several sequences (packing.py), a
 that computes attention: `PackedLayout` in training, `_CacheLayout` in the torch engine.
 The policy computes log-probs one chunk of the vocabulary at a time, without the full logits.
 
-Shapes: T tokens of a packed row, R of them sampled (response) tokens, H hidden size, V vocabulary.
+Shapes: T tokens of a packed row, R of them response tokens, H hidden size, V vocabulary.
 """
 
 from configurator import UserError
@@ -48,7 +48,7 @@ disable_progress_bar()  # of transformers, because loading and saving take only 
 
 
 class Policy(nn.Module):
-    """A causal language model that computes log-probs of the sampled tokens of packed sequences.
+    """A causal language model that computes log-probs of the response tokens of packed sequences.
 
     `version` identifies the current weights. Every optimizer step calls `bump_version`, so
     parallel.py notices an engine with older weights.
@@ -66,9 +66,9 @@ class Policy(nn.Module):
         self.version = next(self._versions)
 
     def forward(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Compute the log-probs of the sampled tokens at a temperature.
+        """Compute the log-probs of the response tokens at a temperature.
 
-        Returns: logprobs (R,) of the sampled tokens, and entropy (R,) of the policy's distribution
+        Returns: logprobs (R,) of the response tokens, and entropy (R,) of the policy's distribution
             at each of them, both float32, in nats. With an `observation_index`, the O tokens of the
             observations follow: (R + O,).
         """
@@ -284,8 +284,8 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
 
     The linear layers of the blocks compute W x + (alpha / rank) B A x. A (rank, in) is random from
     `seed`, and B (out, rank) starts at zero. A and B are trained, and all other weights are frozen.
-    alpha equals rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads
-    only its weight.
+    alpha equals rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads only its
+    weight.
 
     Raises: UserError if the rank is larger than the hidden size of the model.
     """

@@ -218,8 +218,8 @@ def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
     """Return W + (alpha / rank) B A, computed in float32, sharded like W.
 
     For a 16-bit type the sum is rounded at random, because rounding to the nearest number often
-    gives W again. This noise depends only on the name and the shard, so a restart
-    does not change the samples.
+    gives W again. This noise depends only on the name and the shard, so a restart does not change
+    the samples.
     """
     weight = linear.base_layer.weight
     merged = torch.addmm(

@@ -225,7 +225,8 @@ class Rollout:
         self.user = user
 
     def execute(self, text: str) -> TurnOutcome:
-        """Execute a reply. If this raises anything or takes too long, the status is error."""
+        """Execute a reply. If the environment raises anything, takes too long or pays an absurd
+        reward, the outcome has the status error."""
         if self.failure:
             return self.failure
         try:
@@ -360,7 +361,7 @@ def following_prompt(
     return prompt
 
 
-# ---------- environments that fail
+# ---------- trajectories that end in an error
 
 
 def failed_outcome(error: object) -> TurnOutcome:
@@ -373,7 +374,7 @@ def without_errors(
 ) -> list[Trajectory]:
     """Drop each group with an error, because advantages compare whole groups.
 
-    Evaluation calls this with group_size 1, only for the UserError.
+    Evaluation calls this with group_size 1, for the UserError and the printed sentence.
 
     max_error_frac of all trajectories may fail, or a whole group if that is more, because a whole
     group fails if its instance cannot be played. With max_error_frac 0, none may fail.

@@ -44,8 +44,8 @@ Differences from the paper and from RAGEN's code:
   after the system message (mask_observations=False).
 - The loss of a mini-batch is a mean over its response tokens. The paper averages within each
   trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the loss.
-- GAE steps from the last token of a turn to the first token of the next turn. RAGEN v1 steps
-  through the observation between them, with values of 0.
+- GAE steps from the last token of a turn to the first token of the next turn. It skips the
+  observation between them. RAGEN v1 steps through it, with values of 0 for its tokens.
 - The reward of a turn is on the last token of the turn, not of the trajectory. `tokens_per_turn`
   says where turns end. RAGEN takes the tokens with a nonzero reward as the ends of turns, so it
   misses turns with reward 0.
@@ -226,8 +226,9 @@ def advantages(
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; turn_level, True to compare,
-        for each k, the returns-to-go of a group's k-th turns instead of its scores; gamma and lam,
+        group_ids (B,) int64, equal within a group; turn_level, True if
+        group estimators compare, for each k, the returns-to-go of a group's k-th turns instead of
+        its scores; gamma and lam,
         discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the
         last token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.

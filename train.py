@@ -15,7 +15,7 @@ the update only what a mini-batch or micro-batch holds.
 
 A second start with the same out_dir continues from the newest checkpoint. It refuses most
 changed settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end the run
-after the current iteration or, if sooner, grace_s seconds, with exit code 75 (docs/faults.md).
+after the current iteration or, if sooner, after grace_s seconds, with exit code 75 (docs/faults.md).
 """
 
 from configurator import Config, run_main
@@ -61,7 +61,7 @@ from support.timer import Timer
 from support.training_metrics import explained_variance, iteration_metrics, mean_over_steps
 
 # Every random stream of this file has one of these numbers in its seed, so that no two streams are
-# equal. Other files put other numbers beside config.seed.
+# equal. The streams of other files differ from these.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
@@ -537,7 +537,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
     Returns: metrics. `mean_over_steps` turns sums over tokens into means, and averages gradient
-        norms over steps. logprob_diff_* are of the first step, None if the engine gives none."""
+        norms. logprob_diff_* are of the first step; None if the engine gives no log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
     # each index once (context_turns repeats it for each turn); drop_void leaves some out
@@ -589,8 +589,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     Every loss is divided by the number of its tokens in the whole mini-batch, so the split does not
     change the gradients.
 
-    Returns: metrics as `policy_loss` and `critic_loss` return them, summed over micro-batches;
-        logprob_diff_max is the largest."""
+    Returns: metrics as `policy_loss` and `critic_loss` return them, summed over the
+        micro-batches of all ranks; logprob_diff_max is the largest of them."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(
@@ -644,8 +644,8 @@ def policy_loss(
     Args: packed: the tokens of the micro-batch; its R response tokens are in the order of the
         sequences; num_tokens, num_observation_tokens: the numbers of response tokens and of
         observation tokens in the whole mini-batch, the denominators of the losses.
-    Returns: loss, a scalar; metrics, of which most are sums over the R tokens; observation_nll is a
-        mean times num_tokens, logprob_diff_max a maximum.
+    Returns: loss, a scalar; metrics, sums over the R tokens, except logprob_diff_max, a maximum, and
+        observation_nll, a sum over observation tokens, scaled by num_tokens / their number.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
@@ -655,7 +655,7 @@ def policy_loss(
     entropy = all_entropy[: len(token_weights)]  # (R,)
     loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
     difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
-    # The loss is a mean. Times num_tokens, it is a sum, as mean_over_steps expects.
+    # The loss is a sum over the R tokens / num_tokens, and mean_over_steps expects sums.
     metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
     metrics["logprob_diff_mean"] = difference.sum()  # `update` makes it a mean

@@ -50,7 +50,7 @@ class Row(NamedTuple):
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """The metrics of `rollout.summarize`, error_frac and pass@k.
 
-    error_frac is the fraction of games whose environment or player failed. pass@k is a mean over
+    error_frac is the fraction of games that ended in an error. pass@k is a mean over
     prompts. If n is the fewest samples of a prompt, k is 2, 4, 8, ... up to n, and n if n > 1."""
     successes = successes_by_prompt(trajectories)
     samples = min(len(won) for won in successes.values())  # unequal in some replays

@@ -72,7 +72,7 @@ def test_groups_of_names():
 
 
 def test_metrics_of_an_iteration_by_hand():
-    """Four groups of two trajectories. One group has an environment error. Of the other three, the
+    """Four groups of two trajectories. One group has an error. Of the other three, the
     filter keeps one."""
     first, second = two_trajectories()  # scores 0.9 and 0, success and failure
     good = [first, second, second, second, first, first]

@@ -227,7 +227,7 @@ def test_a_signal_ends_a_run_after_the_iteration(
     assert_same_checkpoint(whole[0], tmp_path / "out")
 
 
-# ---------- environments that fail
+# ---------- trajectories that end in an error
 
 
 def break_environment(monkeypatch, member, fault, *, method, blocking):

@@ -203,7 +203,7 @@ def test_games_fit_the_tiny_model(chat):
 
 
 def test_options_that_are_refused():
-    message = "tools needs 1 to 20 results and one of the tasks all, find, .*, put; got task=x, res"
+    message = "tools needs 1 to 20 results, and task=all or one of find, .*, put; got task=x, res"
     with pytest.raises(ValueError, match=message):
         make_env("tools:task=x")
     with pytest.raises(ValueError, match="got task=all, results=0"):

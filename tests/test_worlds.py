@@ -506,7 +506,7 @@ def test_players_and_demonstrations(name, chat):
         ("quest:rooms=2", "unknown option 'rooms' in env='quest:rooms=2'; quest has "),
         (
             "household:task=cook",
-            "household needs 2 to 30 things and one of the tasks all, place, two, light, clean, "
+            "household needs 2 to 30 things, and task=all or one of place, two, light, clean, "
             "heat, cool; got task=cook, things=8",
         ),
         ("repair:reward=half", "repair needs reward binary or ratio, got 'half'"),

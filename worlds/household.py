@@ -69,7 +69,7 @@ class Household(World):
         super().__init__(show=show, **common)
         if task not in (*TASKS, "all") or not 2 <= things <= 30:
             raise UserError(
-                f"household needs 2 to 30 things and one of the tasks all, {', '.join(TASKS)}; "
+                f"household needs 2 to 30 things, and task=all or one of {', '.join(TASKS)}; "
                 f"got task={task}, things={things}"
             )
         self.tasks = list(TASKS) if task == "all" else [task]

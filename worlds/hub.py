@@ -122,7 +122,7 @@ class Hub(Env):
         """Draw ("hub", seed, the result of `begin`).
 
         The third part is "" if the splits do not compare first observations, or if the game cannot
-        begin. A game that cannot begin ends with an environment error when it is played."""
+        begin. A game that cannot begin ends in an error when it is played."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:
@@ -151,8 +151,8 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 def has_few_starts(spec: str) -> bool:
     """Whether two of the first 100 seeds have the same first observation.
 
-    The fixed splits need 512 first observations that training does not draw. If there were only
-    1,000, these 100 would all differ with a probability of 0.6 %.
+    The fixed splits need 512 first observations that training does not draw. If only 1,000
+    existed, those of 100 seeds would all differ with a probability of 0.6 %.
     """
     env = make_env(spec)
     seen = set()

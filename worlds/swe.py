@@ -4,7 +4,8 @@ The code task of arXiv 2510.01132, without containers and downloads. Differences
 - Commands and tests run in the sandbox of `sandbox.py`. On a machine that does not support it, they
   run only with the option `sandbox=none`.
 - The policy gets the files of the base commit without the git history, because the history may
-  contain the answer. git reads a checkout's objects, not its settings.
+  contain the answer. git reads only the objects of a checkout: none of its settings,
+  filters, hooks or attributes.
 - The tests that the unpatched code passes earn no reward. Otherwise a patch without effect would
   earn most of the reward.
 

@@ -55,7 +55,7 @@ class ToolUse(Env):
         super().__init__(**common)
         if task not in ("all", *TASKS) or not 1 <= results <= 20:
             raise UserError(
-                f"tools needs 1 to 20 results and one of the tasks all, {', '.join(TASKS)}; "
+                f"tools needs 1 to 20 results, and task=all or one of {', '.join(TASKS)}; "
                 f"got task={task}, results={results}"
             )
         self.tasks = TASKS if task == "all" else (task,)

@@ -89,8 +89,7 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
     """Draw the mean of the seeds over passes, which are iterations x epochs.
 
     The band around evaluations comes from `success_band`; around other metrics it is the range of
-    the seeds. For each seed, a triangle on the mean marks the first warning of
-    a collapse.
+    the seeds. For each seed, a triangle on the mean marks the first warning of a collapse.
     """
     iterations, values = stack_seeds(rows, metric)  # (S, number of iterations)
     if not len(iterations):
