@@ -143,11 +143,12 @@ def turn_ppo_advantages(
     """Turn-PPO: GAE over turns. All tokens of a turn share its advantage and its return.
 
     A turn is one step. Its reward is the sum of the rewards of its tokens, and its value is V at
-    its first token. There the critic sees the whole context with the new observation, but nothing of the reply. Bi-level GAE
-    instead takes V at the last token of the turn, after the rest of the reply, and then runs GAE
-    over the tokens of each turn, so tokens of one turn have different advantages and values. PPO's
-    ratio and clip are still those of tokens; with sequence_ratio=True they are those of segments. A
-    turn of L tokens counts L times in the policy loss and the value loss.
+    its first token. There the critic sees the whole context with the new observation, but nothing
+    of the reply. Bi-level GAE instead takes V at the last token of the turn, after the rest of the
+    reply, and then runs GAE over the tokens of each turn, so tokens of one turn have different
+    advantages and values. PPO's ratio and clip are still those of tokens; with sequence_ratio=True
+    they are those of segments. A turn of L tokens counts L times in the policy loss and the value
+    loss.
 
     Acts in every run with this estimator. If a trajectory has one turn, all its tokens have the
     advantage score - V, with V at its first token; turn_gamma and turn_lam act from two turns on.

@@ -226,11 +226,10 @@ def advantages(
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; turn_level, True if
-        group estimators compare, for each k, the returns-to-go of a group's k-th turns instead of
-        its scores; gamma and lam,
-        discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the
-        last token of a turn to the next turn.
+        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare,
+        for each k, the returns-to-go of a group's k-th turns instead of its scores; gamma and lam,
+        discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the last
+        token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()

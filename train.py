@@ -15,7 +15,8 @@ the update only what a mini-batch or micro-batch holds.
 
 A second start with the same out_dir continues from the newest checkpoint. It refuses most
 changed settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end the run
-after the current iteration or, if sooner, after grace_s seconds, with exit code 75 (docs/faults.md).
+after the current iteration or, if sooner, after grace_s seconds, with exit code 75
+(docs/faults.md).
 """
 
 from configurator import Config, run_main
@@ -644,8 +645,8 @@ def policy_loss(
     Args: packed: the tokens of the micro-batch; its R response tokens are in the order of the
         sequences; num_tokens, num_observation_tokens: the numbers of response tokens and of
         observation tokens in the whole mini-batch, the denominators of the losses.
-    Returns: loss, a scalar; metrics, sums over the R tokens, except logprob_diff_max, a maximum, and
-        observation_nll, a sum over observation tokens, scaled by num_tokens / their number.
+    Returns: loss, a scalar; metrics, sums over the R tokens. Exceptions: logprob_diff_max, a
+        maximum; observation_nll, a sum over observation tokens * num_tokens / their number.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)

@@ -3,7 +3,8 @@
 A run would notice them late or never. If an environment draws random numbers when it is built, the
 members of a group play different games, and the fixed evaluation prompts differ between
 evaluations. If the options of an environment demand something impossible, each game may last
-until the time limit of its first turn, and end in an error. `python -m tools.check_env` checks more.
+until the time limit of its first turn, and end in an error. `python -m tools.check_env` checks
+more.
 """
 
 from configurator import UserError

@@ -26,7 +26,7 @@ def main(runs):
         with tempfile.NamedTemporaryFile("r") as log:
             code = live(arguments, log.name, ranks=ranks)
             if code:
-                sys.exit(log.read())
+                sys.exit(f"{arguments}\n{log.read()}")
 
 
 def live(arguments, log, *, ranks=1, prepare=None):
@@ -46,6 +46,8 @@ def live(arguments, log, *, ranks=1, prepare=None):
     first = 0
     while pids:
         pid, status = os.wait()
+        if pid not in pids:  # a process that an import started
+            continue
         pids.remove(pid)
         if status and not first:
             first = os.waitstatus_to_exitcode(status)
@@ -65,12 +67,14 @@ def be_rank(rank, ranks, port, log, arguments, prepare):
         os.environ.update({key: str(value) for key, value in places.items()})
     if prepare:
         prepare(rank)
+    code = 0
     try:
         train.main(arguments)
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)  # without the end of the interpreter, which belongs to the parent
 
 
 def import_vllm():

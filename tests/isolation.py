@@ -5,6 +5,7 @@ shared_fixtures.py, which pytest loads first, imports this file.
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ CACHE = Path.home() / ".cache"
 os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
 os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
 # vLLM caches properties of a model class by the hash of its code; finding them takes 13 CPU-s.
-os.environ.setdefault("VLLM_CACHE_ROOT", str(CACHE / "vllm"))
+os.environ["VLLM_CACHE_ROOT"] = str(Path(sys.prefix, "vllm_cache"))
 HOME = tempfile.TemporaryDirectory(prefix="nanoragen_home_")
 os.environ["HOME"] = HOME.name
 SETTINGS_OF_A_USER = (  # prefixes of the environment variables that this file removes

@@ -129,6 +129,12 @@ def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
             assert mean == pytest.approx(expected[key] / num_tokens, abs=1e-6, rel=1e-6), key
         assert list(found.values()) == pytest.approx(norms, rel=1e-5)
         assert norms[0] > 1e-3
+    if not config.lora_rank:  # the engine gets all weights, under their names
+        expected = single.policy.model.state_dict()
+        streamed = dict(parallel.stream_weights(learner.policy))
+        assert streamed.keys() == expected.keys()
+        for name, weight in streamed.items():
+            torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-4)
 
 
 def test_the_work_is_shared_out_once_and_equally_often(trained_folder):

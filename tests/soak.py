@@ -36,8 +36,8 @@ class Moment(NamedTuple):
 
 # kind of moment -> the owner and name of a function, and about how often an iteration calls it
 MOMENTS = {
-    "rollout": (VLLMEngine, "step", 8),
     "write": (os, "fsync", 10),
+    "rollout": (VLLMEngine, "step", 8),
     "update": (train, "optimizer_step", 1),
     "rename": (Path, "rename", 1.5),
     "evaluation": (train, "evaluate_all", 1),

@@ -643,7 +643,7 @@ def rows_with_vllm(folders, tmp_path_factory):
         runs.append((1, [*arguments, *(f"--{key}={value}" for key, value in changes.items())]))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     command = [sys.executable, "tests/forks.py", json.dumps(runs)]
-    done = subprocess.run(command, env=environment, text=True, capture_output=True)
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr[-6000:]
     return {name: rows_of(out / name) for name in configs}
 
@@ -657,6 +657,6 @@ def test_vllm_has_the_log_probs_of_the_trainer(rows_with_vllm, name):
     rows = rows_with_vllm[name]
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        # Gradients of LoRA are small at first, but a step of Adam moves the weights all the same.
+        # With GRPO and equal scores, only the entropy bonus has a gradient, and it is small.
         assert row["grad_norm"] > (0.0 if name == "qwen3_untied" else 0.1)
         assert row["logprob_diff_max"] < 1e-3

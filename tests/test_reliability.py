@@ -444,7 +444,7 @@ def test_hostile_replies_forge_nothing(chat, maker):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (("8", "6"), "8 kills (rollout 2, write 2, update 1, rename 1, evaluation 1, log 1)"),
+        (("8", "6"), "8 kills (write 2, rollout 2, update 1, rename 1, evaluation 1, log 1)"),
         # vLLM on two ranks
         pytest.param(("1", "2", "2"), "1 kills (rollout 1, write 0, ", marks=needs_vllm),
     ],

@@ -559,26 +559,35 @@ def test_gradients_of_a_scaled_loss_in_float16(trained_folder):
     assert scaled < 0.02 and unscaled > 0.2, (scaled, unscaled)
 
 
+def test_gradients_in_bfloat16(trained_folder):
+    exact = make_learner(trained_folder)
+    kept, experience = collect_and_target(exact)
+    expected = gradients_of(exact, experience)
+    learner = make_learner(trained_folder, dtype="bfloat16")
+    error = relative_error(gradients_of(learner, experience), expected)
+    assert 0 < error < 0.1 and learner.loss_scale == 1.0
+
+
 def test_an_overflow_in_float16_halves_the_loss_scale(trained_folder, tmp_path, capsys):
     learner = make_learner(trained_folder, batch_size=8, dtype="float16", max_bad_steps=1)
     kept, experience = collect_and_target(learner)
     before = state_of(learner)
-    learner.loss_scale = 2.0**21
+    learner.loss_scale = 2.0**24
     capsys.readouterr()
     train.update(learner, experience)
-    assert learner.loss_scale == 2.0**20 and learner.bad_steps == 0 and unchanged(learner, before)
+    assert learner.loss_scale == 2.0**23 and learner.bad_steps == 0 and unchanged(learner, before)
     assert capsys.readouterr().out == (
         "iteration 1: the gradient is too large for float16; optimizer step skipped and loss "
-        "scale lowered to 1.04858e+06\n"
+        "scale lowered to 8.38861e+06\n"
     )
     with Saver(tmp_path, 2) as saver:
         learner.save(saver)
     other = make_learner(trained_folder, dtype="float16")
     other.load(tmp_path / "checkpoint-000000")
-    assert other.loss_scale == 2.0**20
+    assert other.loss_scale == 2.0**23
     while unchanged(learner, before):
         train.update(learner, experience)
-    assert 1 < learner.loss_scale < 2.0**20 and learner.bad_steps == 0
+    assert 1 < learner.loss_scale < 2.0**23 and learner.bad_steps == 0
 
 
 def test_a_loss_that_is_not_finite_keeps_the_loss_scale(trained_folder, monkeypatch):

@@ -344,7 +344,7 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
 @pytest.mark.slow
 def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
-    """Four pieces take 20 CPU-seconds. `make gpu GPU=cpu` runs all pieces in 50."""
+    """Four pieces take 20 CPU-s; `make gpu GPU=cpu` runs the seven that need no GPU in 50."""
     arguments = [
         "--device=cpu",
         f"--out_dir={tmp_path}",
