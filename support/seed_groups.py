@@ -30,7 +30,7 @@ class Pools(NamedTuple):
 
 
 def pool_seeds(models: dict[str, str]) -> Pools:
-    """Put the models together that are seeds of one method.
+    """Group the models whose runs are seeds of one method.
 
     Args: models: name -> folder, such as out/sokoban/policy, or name on a hub. The settings are
         those of config.json in the folder of the run, out/sokoban.

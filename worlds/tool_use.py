@@ -100,7 +100,7 @@ class ToolUse(Env):
         )
 
     def _draw_fetch(self, rng: np.random.Generator) -> Task:
-        """Draw a `fetch` question: what is an attribute of the item whose name is in the store?"""
+        """Draw a `fetch` question: an attribute of the item whose name is stored under a key."""
         document = self._draw_item(rng)
         attribute = str(rng.choice(list(document.attributes)))
         key, other = rng.permutation(KEYS)[:2].tolist()
