@@ -124,7 +124,7 @@ class TurnRecord:
     statements_true: int = 0
     false_statements: dict[str, str] | None = None  # false sentence -> the fact; None if none
     env_reward: float = 0.0  # the environment's, without format penalty and think_reward
-    closing: str | None = None  # the observation after a turn that ended the game
+    closing: str | None = None  # the observation after the turn that ended the episode
     # For each of `actions`, the action that took place: another one if the player slipped, "" if it
     # was not executed. None if every action took place as chosen.
     moves: list[str] | None = None

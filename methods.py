@@ -15,8 +15,9 @@ method changes anything ("Acts"). Search `train.py` for the word in brackets to 
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
-is a segment. Settings follow the papers: in `sequence`, `sequence_ratio` and `sequence_mask` a
-sequence is a segment, in `aggregation` a trajectory. Elsewhere it is one input of the model.
+is a segment. As in the papers, the word sequence means a segment in the settings `sequence`,
+`sequence_ratio` and `sequence_mask`, and a trajectory in `aggregation`. Elsewhere it means an input
+of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -272,8 +273,9 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     """DPPO, binary total variation: return False for tokens to drop from the loss, else True.
 
     A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0.
-    Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` clips
-    no ratio. importance_cap still acts; a high cap gives the paper's objective, pi / pi_engine * A.
+    Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` has
+    no clip range, so the objective is min(pi / pi_engine, importance_cap) * A; the paper has no
+    cap.
 
     Acts if policy and engine differ, like `sequence_mask`.
     Args: log-probs (R,), nats; advantages (R,); bound in (0, 1], a difference of probabilities.

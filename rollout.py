@@ -47,11 +47,11 @@ class Credit:
 class Turn:
     """One prompt, the response to it, and its outcome in the environment."""
 
-    # First turn: the first prompt. Later turns: the tokens between the last response and this one.
+    # First turn: the first prompt. Later turns: the tokens since the previous response.
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
-    response_ids: list[int]
+    response_ids: list[int] | list[str]  # texts of a model behind an API
     # of response_ids, under the engine, at its temperature, nats; NaN where the engine gave none
     rollout_logprobs: list[float]
     # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
@@ -542,7 +542,7 @@ class RolloutScheduler:
             self.histories[key] = []
         if not rollout.done:
             self._request_next_turn(key)
-        # the engine keeps the cache of the history until the rollout ends
+        # The engine keeps the cache of the history until the rollout ends (perhaps just above).
         if rollout.done and not forgets_turns:
             self.engine.release(key)
 

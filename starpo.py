@@ -147,11 +147,10 @@ def filter_groups(
 
 
 def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
-    """Return how many of the ranked groups the strategy keeps.
+    """Return how many of the ranked groups the strategy keeps, or a number above C for all.
 
     Args: values (C,), of the C ranked groups, in their order; keep in (0, 1], or for "count" in [1,
-        P]; num_groups, P. "fraction" counts a fraction of P, not of C; if this exceeds C, all C are
-        kept.
+        P]; num_groups, P. "fraction" counts a fraction of P, not of C.
     """
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
@@ -491,8 +490,8 @@ def importance_weights(
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
-        cap pi_old / pi_engine. The cap here, on pi / pi_engine, also bounds, in later optimizer
-        steps, the loss of tokens with A < 0.
+        cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so in later optimizer steps it
+        also bounds the loss of tokens with A < 0.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309

@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
     config, _, sources = read_train(argv)
     device, dtype = parallel.init_distributed(config)
     with open_run(config, sources) as run:
-        if not run.report_if_finished():  # True: an earlier process finished it
+        if not run.report_if_finished():  # unless an earlier process finished it
             train(run, device, dtype)
 
 
@@ -100,8 +100,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # The last iteration is always evaluated. So `run.scores` is empty only if this process did no
-    # iteration: num_iterations is 0 or was lowered, or a previous process ended before its report.
+    # `run.scores` are those of the newest iteration, and the last one is always evaluated. So they
+    # are missing only if this process did no iteration, for example with num_iterations=0.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(play_references)
@@ -174,7 +174,7 @@ def iterate(
 
 
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
-    """Sample P groups of N trajectories, group after group.
+    """Sample P groups of N trajectories. Returns: the trajectories, group after group.
 
     Every rank plays a part of the trajectories and returns all of them. With dynamic sampling,
     further rounds (at most sampling_rounds in all) sample more groups until num_groups groups have
@@ -210,7 +210,8 @@ def collect_groups(
     """Sample `num_groups` groups of N trajectories.
 
     The members of a group start from the same instance. Their transition noise and sampling noise
-    differ. If the setting `env` is a mixture, the environment of each group is drawn from it.
+    differ. The environment of each group is drawn from the mixture that the setting `env`
+    has at this iteration (a single environment, if it names one).
 
     Args: rng: draws the environments; first_group: how many groups the iteration has already. The
         index of a group is part of its instance's seed."""
@@ -352,7 +353,7 @@ def build_experience(
     kept: Sequence[Trajectory],
     kept_fraction: float = 1.0,
 ) -> Experience:
-    """Compute what the update needs: log-probs, values, rewards and advantages.
+    """Compute what the update needs: log-probs, values, advantages and returns.
 
     Args: kept: the trajectories of the kept groups; kept_fraction: the fraction of the groups that
         the filter kept, for filter_loss_scale."""
@@ -364,7 +365,7 @@ def build_experience(
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
-    segment_ids = turn_ids  # a segment is a turn or, with sequence="trajectory", a model input
+    segment_ids = turn_ids  # a segment is a turn or, with sequence="trajectory", one of `sequences`
     if config.sequence == "trajectory":
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
@@ -406,10 +407,11 @@ def logprobs_before_update(
 ) -> tuple[Tensor, Tensor]:
     """Return the rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
 
-    The rollout log-probs come from the engine. By default they are also the old log-probs, which
-    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch. If
-    recompute_old_logprobs is set, mask_observations is False, or a KL is in the reward, the trainer
-    computes all old log-probs."""
+    The rollout log-probs come from the engine. Where it gave none, they are the old log-probs. By
+    default the old log-probs are the engine's, which saves a forward pass;
+    `starpo.importance_weights` corrects for the engine/trainer mismatch. If recompute_old_logprobs
+    is set, mask_observations is False, or a KL is in the reward, the trainer computes all old
+    log-probs."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -541,7 +543,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         norms. logprob_diff_* are of the first step; None if the engine gives no log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    # each index once (context_turns repeats it for each turn); drop_void leaves some out
+    # distinct: context_turns repeats an index for each turn; drop_void leaves some indices out
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     steps = []  # metrics of each optimizer step
@@ -555,8 +557,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # Made a mean here, because mean_over_steps takes it from the first step alone, in which
-        # engine and trainer have the same weights.
+        # Made a mean here, because mean_over_steps takes it from the first step alone.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
@@ -575,7 +576,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
 def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[np.ndarray]:
     """Shuffle the trajectories in each epoch and cut them into mini-batches of batch_size.
 
-    Args: step: of the iteration.
+    Args: step: the number of finished iterations.
     Yields: indices of trajectories. The last mini-batch of an epoch may be smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
@@ -646,7 +647,7 @@ def policy_loss(
         sequences; num_tokens, num_observation_tokens: the numbers of response tokens and of
         observation tokens in the whole mini-batch, the denominators of the losses.
     Returns: loss, a scalar; metrics, sums over the R tokens. Exceptions: logprob_diff_max, a
-        maximum; observation_nll, a sum over observation tokens * num_tokens / their number.
+        maximum; observation_nll, a sum over observation tokens, scaled to num_tokens tokens.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
