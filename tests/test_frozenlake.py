@@ -127,6 +127,13 @@ def test_slip_frequencies():
     assert abs(ends[3] - 400) < 3.5 * 19.0 and abs(ends[5] - 400) < 3.5 * 19.0
 
 
+def test_the_rules_tell_the_probability_of_a_slip():
+    for success_rate, sentence in ((0.8, "probability 0.2."), (1 / 3, "probability 0.6667.")):
+        rules = make_env(f"frozenlake:success_rate={success_rate}").rules()
+        assert f" A move slips to one side with {sentence}" in rules
+    assert "slips" not in make_env("frozenlake:success_rate=1").rules()
+
+
 def test_a_slip_names_the_move_that_took_place():
     env = make_env("frozenlake:size=3,success_rate=0.4")
     env.start(("frozenlake", 3, (), 4, 8), [11])

@@ -286,6 +286,12 @@ def test_a_plan_that_is_no_list_of_actions(path, plan):
 # ---------- reference players
 
 
+def test_the_random_player_chooses_one_action():
+    episode = make_episode(Config(env="frozenlake"))
+    episode.reset(0)
+    assert len(reference_actions(episode, "random", np.random.default_rng(0))) == 1
+
+
 def test_defaults_of_methods(path):
     env = make_env(f"{path}:Guess")
     env.reset(0)
