@@ -128,8 +128,8 @@ def test_slip_frequencies():
 
 
 def test_the_rules_tell_the_probability_of_a_slip():
-    for success_rate, sentence in ((0.8, "probability 0.2."), (1 / 3, "probability 0.6667.")):
-        rules = make_env(f"frozenlake:success_rate={success_rate}").rules()
+    for rate, sentence in ((0.8, "probability 0.2."), (1 / 3, "probability 0.6667.")):
+        rules = make_env(f"frozenlake:success_rate={rate}").rules()
         assert f" A move slips to one side with {sentence}" in rules
     assert "slips" not in make_env("frozenlake:success_rate=1").rules()
 
