@@ -134,7 +134,7 @@ def test_files_that_cannot_be_loaded(tmp_path, text, message):
         ('("left", "right")', '"left"', r"actions of Guess must be a tuple of .* got 'left'"),
         ('("left", "right")', '("left", "Left")', r"actions of Guess .* different names"),
         ('("left", "right")', '("left", 1)', r"actions of Guess must be a tuple"),
-        ('("left", "right")', '(" left", "right")', r"actions of Guess .* begin nor end with a space"),
+        ('("left", "right")', '(" left", "right")', r"actions of Guess .* end with a space"),
         ('("left", "right")', '("a||b", "right")', r"actions of Guess .* hold no '\|\|'"),
         ("actions =", "max_reward = 0; actions =", r"max_reward of Guess .* above 0, got 0"),
         ("self.doors,", "raise RuntimeError; self.doors,", r"cannot be built: RuntimeError$"),
