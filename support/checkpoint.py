@@ -85,7 +85,6 @@ class Saver:
         self.group = dist.new_group(backend="gloo")
         self.began = time.perf_counter()
         self.paused_s = 0.0
-        self.num_saves = 0
 
     def __enter__(self) -> "Saver":
         return self
@@ -119,7 +118,6 @@ class Saver:
             torch.cuda.synchronize()  # once, for the copies of all tensors
         # The thread reads the logs later. They may have grown by then, so it gets their sizes now.
         self.writing = self.thread.submit(self._write, copy, counts, self.logs.sizes())
-        self.num_saves += 1
         self.paused_s += time.perf_counter() - began
 
     def wait(self) -> None:

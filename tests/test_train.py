@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -521,6 +522,15 @@ def test_a_drift_between_engine_and_trainer_is_said(trained_folder, tmp_path, ca
     assert rows[0]["logprob_diff_mean"] == pytest.approx(0.01, abs=1e-4)
     message = "warning: the log-probs of engine and trainer differ by 0.0100 nats a token"
     assert message in capsys.readouterr().out
+
+
+def test_the_less_precise_type_decides_what_is_a_mismatch(capsys):
+    """0.02 nats is too much for float32 and less than the rounding of bfloat16."""
+    for engine_dtype, warns in (("float32", True), ("bfloat16", False)):
+        config = small_config(engine_dtype=engine_dtype)
+        learner = SimpleNamespace(config=config, dtype=torch.float32, device=torch.device("cpu"))
+        train.warn_of_mismatch(learner, 0.02)
+        assert ("differ by 0.0200 nats" in capsys.readouterr().out) == warns
 
 
 def weights_of(folder):
