@@ -148,6 +148,9 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
         num_tokens = []
         for part in work:
             assert all(micro_batch.is_real in (0.0, 1.0) for micro_batch in part)
+            surplus = [played[indices[0]] for indices, is_real in part if not is_real]
+            fewest = min(len(trajectory.ids) for trajectory in played[:count])
+            assert all(len(trajectory.ids) == fewest for trajectory in surplus)
             mine = [i for indices, is_real in part if is_real for i in indices]
             counted += mine
             num_tokens.append(sum(len(played[i].ids) for i in mine))
