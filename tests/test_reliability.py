@@ -445,8 +445,14 @@ def test_hostile_replies_forge_nothing(chat, maker):
     "arguments, said",
     [
         (("8", "6"), "8 kills (write 2, rollout 2, update 1, rename 1, evaluation 1, log 1)"),
-        # vLLM on two ranks
-        pytest.param(("1", "2", "2"), "1 kills (rollout 1, write 0, ", marks=needs_vllm),
+        # vLLM on two ranks; rank 0 dies while it writes, after the first iteration
+        pytest.param(
+            ("1", "2", "2"),
+            "1 kills (write 1, rollout 0, update 0, rename 0, evaluation 0, log 0), "
+            "the last in iteration 2 of 2: ",
+            marks=needs_vllm,
+            id="vLLM",
+        ),
     ],
 )
 def test_killed_runs_end_like_one_that_was_not(tmp_path, arguments, said):
