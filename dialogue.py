@@ -6,8 +6,8 @@ is not valid if its form is wrong, if it has unknown or surplus actions, or if i
 next message says so. Such a reply gets the format penalty, which is part of the reward that the
 next message reports. In RAGEN the policy never sees the penalty.
 
-`Chat` converts messages to token ids. The policy's own text is parsed but never rewritten or
-encoded again.
+`Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
+their text is only parsed.
 """
 
 from configurator import Config, UserError
@@ -411,8 +411,8 @@ def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
 class Chat:
     """Encodes messages as token ids in the ChatML format.
 
-    Role marks are inserted by id, and contents are encoded without special tokens. So text of the
-    environment or of the policy cannot forge the boundary of a message."""
+    Role marks are inserted by id, and contents are encoded without special tokens. So no text in a
+    message, such as an unknown action that it quotes, can forge the boundary of a message."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer

@@ -15,9 +15,11 @@ method changes anything ("Acts"). Search `train.py` for the word in brackets to 
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
-is a segment. As in the papers, the word sequence means a segment in the settings `sequence`,
-`sequence_ratio` and `sequence_mask`, and a trajectory in `aggregation`. Elsewhere it means an input
-of the model.
+is a segment. The word sequence has three meanings, because the settings are named as in the papers:
+
+    sequence, sequence_ratio, sequence_mask     a segment
+    the values of the setting `aggregation`     a trajectory
+    everywhere else                             an input of the model
 """
 
 from collections.abc import Hashable, Sequence
@@ -40,7 +42,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     instead and drops surplus groups. Rollout metrics and rollout time also include the groups that
     the filter does not see; `sampled_groups` counts all groups.
 
-    Acts if sampling_rounds is above 1 and a group has no variance.
+    Acts if sampling_rounds is above 1 and a group has no variance or an error.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error, because
         that group is dropped later; num_groups, the wanted number of groups.
     Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers. Here
@@ -145,11 +147,11 @@ def turn_ppo_advantages(
 
     A turn is one step. Its reward is the sum of the rewards of its tokens, and its value is V at
     its first token. There the critic sees the whole context with the new observation, but nothing
-    of the reply. Bi-level GAE instead takes V at the last token of the turn, after the rest of the
-    reply, and then runs GAE over the tokens of each turn, so tokens of one turn have different
-    advantages and values. PPO's ratio and clip are still those of tokens; with sequence_ratio=True
-    they are those of segments. A turn of L tokens counts L times in the policy loss and the value
-    loss.
+    of the reply. Bi-level GAE instead takes V at the last token of the turn, where the critic sees
+    all other tokens of the reply, and then runs GAE over the tokens of each turn, so tokens of one
+    turn have different advantages and values. PPO's ratio and clip are still those of tokens; with
+    sequence_ratio=True they are those of segments. A turn of L tokens counts L times in the policy
+    loss and the value loss.
 
     Acts in every run with this estimator. If a trajectory has one turn, all its tokens have the
     advantage score - V, with V at its first token; turn_gamma and turn_lam act from two turns on.
@@ -200,9 +202,9 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     form. GSPO weighs no single token, so `starpo.importance_weights` is not used with it.
 
     Acts from the second optimizer step of an iteration on. In the first one, s is 1 up to rounding,
-    and only the importance weights are missing. But if the old log-probs are the engine's, rounding
-    in bfloat16 may take s out of the clip range, which is small in the paper: 3e-4 below 1 to 4e-4
-    above 1. So config/methods/gspo.py sets recompute_old_logprobs.
+    so the only effect is that the loss has no importance weights. But if the old log-probs are the
+    engine's, rounding in bfloat16 may take s out of the clip range, which is small in the paper:
+    3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets recompute_old_logprobs.
 
     `starpo.bound_log_ratio` bounds log s like the log ratio of a token: if its absolute value
     exceeds 20 nats, its gradient is 0 (in verl, if log s is above 10).

@@ -2,9 +2,9 @@
 
 The row is cut into *pieces*. The context of a piece lists the earlier pieces that it continues. The
 tokens of a piece attend to these pieces and, causally, to each other. So a prompt that several
-sequences share is computed once. Example: two responses A A and B to the prompt P P P p. The last
-prompt token p is repeated before each response, because its hidden state predicts the response's
-first token.
+sequences share is computed once, except its last token. Example: two responses A A and B to the
+prompt P P P p. The last prompt token p is repeated before each response, because its hidden state
+predicts the response's first token.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)

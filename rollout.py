@@ -374,7 +374,8 @@ def without_errors(
 ) -> list[Trajectory]:
     """Drop each group with an error, because advantages compare whole groups.
 
-    Evaluation calls this with group_size 1, for the UserError and the printed sentence.
+    Evaluation calls this with group_size 1, only for its error and the sentence that it prints.
+    There a trajectory with an error counts as not won.
 
     max_error_frac of all trajectories may fail, or a whole group if that is more, because a whole
     group fails if its instance cannot be played. With max_error_frac 0, none may fail.
@@ -542,7 +543,7 @@ class RolloutScheduler:
             self.histories[key] = []
         if not rollout.done:
             self._request_next_turn(key)
-        # The engine keeps the cache of the history until the rollout ends (perhaps just above).
+        # `_request_next_turn` may have ended the rollout. Until then the engine keeps the cache.
         if rollout.done and not forgets_turns:
             self.engine.release(key)
 

@@ -490,8 +490,8 @@ def importance_weights(
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
-        cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so in later optimizer steps it
-        also bounds the loss of tokens with A < 0.
+        cap pi_old / pi_engine. Here the cap is on pi / pi_engine. So if pi grows over the optimizer
+        steps, it also bounds the loss of a token with A < 0, which the clip of PPO does not.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309

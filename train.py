@@ -116,7 +116,7 @@ def iterate(
 ) -> tuple[dict, list[Trajectory]]:
     """Do one round of rollout and update.
 
-    Args: history: earlier iterations' metrics, whose moving averages `measure_collapse` continues.
+    Args: history: the metrics of earlier iterations. `measure_collapse` continues moving averages.
     Returns: the metrics of this iteration, and its trajectories. A metric that was not measured is
         None. `Run.add` fills in the metrics of an evaluation."""
     config = learner.config
@@ -312,7 +312,7 @@ class Experience:
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; the engine's, or old_logprobs where it gave none
     turn_ids: Tensor  # (R,) int64; for each token, its turn's index among all K turns
-    segment_ids: Tensor  # (R,) int64; for each token, the index of its segment, see methods.py
+    segment_ids: Tensor  # (R,) int64; for each token, its segment's index (a turn or a trajectory)
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units; V before the token or turn; critic only
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -407,11 +407,10 @@ def logprobs_before_update(
 ) -> tuple[Tensor, Tensor]:
     """Return the rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
 
-    The rollout log-probs come from the engine. Where it gave none, they are the old log-probs. By
-    default the old log-probs are the engine's, which saves a forward pass;
-    `starpo.importance_weights` corrects for the engine/trainer mismatch. If recompute_old_logprobs
-    is set, mask_observations is False, or a KL is in the reward, the trainer computes all old
-    log-probs."""
+    The rollout log-probs come from the engine. By default the old log-probs are the same, which
+    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch. If
+    recompute_old_logprobs is set, mask_observations is False, or a KL is in the reward, the trainer
+    computes all old log-probs. They then replace rollout log-probs that the engine did not give."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -543,7 +542,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         norms. logprob_diff_* are of the first step; None if the engine gives no log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    # distinct: context_turns repeats an index for each turn; drop_void leaves some indices out
+    # Each trajectory once: with context_turns, it has a sequence for each turn. The numbers may
+    # have gaps, because drop_void leaves trajectories out.
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     steps = []  # metrics of each optimizer step
@@ -647,7 +647,7 @@ def policy_loss(
         sequences; num_tokens, num_observation_tokens: the numbers of response tokens and of
         observation tokens in the whole mini-batch, the denominators of the losses.
     Returns: loss, a scalar; metrics, sums over the R tokens. Exceptions: logprob_diff_max, a
-        maximum; observation_nll, a sum over observation tokens, scaled to num_tokens tokens.
+        maximum; observation_nll, ECHO's loss times num_tokens.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)

@@ -145,10 +145,11 @@ def actions_per_turn(k: int) -> Curve:
 def collapsing() -> dict[str, Curve]:
     """Return methods at 2e-3, a learning rate at which StarPO collapses, and some at lower rates.
 
-    An iteration samples 32 trajectories and makes four optimizer steps on 8 each, unless the name
-    says otherwise. StarPO-S keeps 8 trajectories, so its four steps train on 2 each. Dynamic
-    sampling and SAMPO drop groups of equal rewards, so they may make fewer steps. A bfloat16 engine
-    with a float32 trainer is tested at 1e-3, which StarPO should survive without this mismatch.
+    An iteration samples 32 trajectories (dynamic sampling: up to 96) and makes four optimizer steps
+    on 8 each, unless the name says otherwise. StarPO-S keeps 8 trajectories, so its four steps
+    train on 2 each. Dynamic sampling and SAMPO drop groups of equal rewards, so they may make fewer
+    steps. A bfloat16 engine with a float32 trainer is tested at 1e-3, which StarPO should survive
+    without this mismatch.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}

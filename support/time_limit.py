@@ -2,8 +2,8 @@
 
 For a call in the main thread, a watchdog sends a signal when the time is over, and the handler of
 the signal raises TimeUp. The signal is SIGURG, so an environment can still use SIGALRM. Python
-cannot interrupt other threads. So a call in one of these runs in a new thread, which is abandoned
-when the time is over.
+cannot interrupt other threads. So a call made in another thread is moved to a new thread, which is
+abandoned when the time is over.
 """
 
 from configurator import describe_error

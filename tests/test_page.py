@@ -57,8 +57,8 @@ def write_run(folder, trained, successes, started=()):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with two runs. Run a has a bandit game before RL, the games of lake_group and a game
-    in a Sokoban room. Run b has a game on the same lake and the game in the same room."""
+    """A folder with the runs `a` and `b`. `a` has a bandit game before RL, the games of lake_group
+    and a game in a Sokoban room; `b` has a game on the same lake and a game in the same room."""
     folder = tmp_path_factory.mktemp("runs")
     text = turn_record(ARMS, "The dragon.", ["Right"], 0.5, ["x"] * 5, [2.0] * 5)
     push = turn_record(

@@ -137,7 +137,7 @@ def test_labels_that_would_touch_are_moved_apart():
     assert plot_style.spread([50.0] * 3, 5) == [45, 50, 55]
     assert plot_style.spread([98.0, 99.0, 100.0], 5, highest=100) == [90, 95, 100]
     assert plot_style.spread([], 5) == []
-    for module, num_examples in ((plot_style, 2), (view_curves, 1)):
+    for module, num_examples in ((plot_style, 3), (view_curves, 1)):
         results = doctest.testmod(module)
         assert results.attempted == num_examples and results.failed == 0
 

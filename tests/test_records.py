@@ -1,4 +1,4 @@
-"""Tests of support/records.py: what the filter and the update record in trajectories.
+"""Tests of support/records.py: records of trajectories, and what filter and update note in them.
 
 Run with:  python -m pytest -q tests/test_records.py
 """

@@ -429,7 +429,8 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
         )
     cpu = torch.device("cpu")
     assert model.pick_device("cpu") == cpu
-    monkeypatch.setattr(torch.version, "cuda", "12.9")  # a new enough driver, but a hidden GPU
+    # release 550 is new enough for CUDA 12, so torch sees no GPU for another reason
+    monkeypatch.setattr(torch.version, "cuda", "12.9")
     assert model.pick_device("auto") == cpu
     monkeypatch.setattr(torch.version, "cuda", None)  # torch for CPUs
     assert model.pick_device("auto") == cpu

@@ -95,7 +95,8 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
     """Return the demonstrations with these indices, except those that fail or have too many tokens.
 
     A demonstration fails if its environment does. It would fail again after each restart, because
-    all random numbers are seeded. One failure is always allowed, unless max_error_frac is 0.
+    all random numbers are seeded. One failure among several demonstrations is always allowed,
+    unless max_error_frac is 0.
 
     Raises: UserError with the first fault if more than the fraction max_error_frac fail, or if none
         is left."""

@@ -172,7 +172,8 @@ def test_a_game_with_errors_has_random_turns():
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """Many draws hit reserved boards: lakes with frozen probability 0.9 often repeat."""
+    """Lakes with frozen probability 0.9 often repeat, so many draws are reserved boards and must
+    be drawn again."""
     started = []
     start = Env.start
 

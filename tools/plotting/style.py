@@ -189,22 +189,24 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
 def spread(heights: Sequence[float], gap: float, highest: float = math.inf) -> list[float]:
     """Return ascending heights, moved as little as possible until at least `gap` apart.
 
-    No height is above `highest`. Heights that touch form a block around their mean (isotonic
-    regression: pool adjacent violators).
+    No height is above `highest`. Heights that would touch form a block around their mean (isotonic
+    regression: pool adjacent violators), or directly below `highest`.
 
     >>> spread([10.0, 73.0, 77.0], gap=5.0)
     [10.0, 72.5, 77.5]
     >>> spread([99.0, 100.0], gap=5.0, highest=100.0)
     [95.0, 100.0]
+    >>> spread([80.0, 97.0, 97.0], gap=5.0, highest=100.0)
+    [80.0, 94.5, 99.5]
     """
     blocks: list[list[float]] = []
     limit = highest - (len(heights) - 1) * gap
     for i, height in enumerate(heights):
-        block = [min(height - i * gap, limit)]
+        block = [height - i * gap]
         while blocks and np.mean(blocks[-1]) > np.mean(block):
             block = blocks.pop() + block
         blocks.append(block)
     places = []
     for block in blocks:
-        places += [float(np.mean(block))] * len(block)
+        places += [min(float(np.mean(block)), limit)] * len(block)
     return [place + i * gap for i, place in enumerate(places)]
