@@ -67,6 +67,7 @@ MEASURE_TRAIN = (
 # Packages that the listed modules may import besides the standard library and the project.
 THIRD_PARTY = {
     "configurator": set(),
+    "support.terminal": set(),
     "packing": {"flash_attn", "torch"},
     "envs": {"numpy"},
     "grids": {"numpy"},
