@@ -76,7 +76,7 @@ help:
 	@echo "python -m studies.speed.gpu_report        speed and memory on a GPU"
 
 train: $(INSTALLED)
-	@.venv/bin/python train.py config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py $(ARGS)
+	@.venv/bin/python train.py config/frozenlake_ppo.py config/models/tiny.py config/recipes/tiny_best.py $(ARGS)
 	@$(if $(ARGS),,.venv/bin/python -m studies.imitation.comparison frozenlake --show=True)
 
 view: $(INSTALLED)

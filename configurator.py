@@ -219,11 +219,11 @@ class Config:
     importance_cap: Cap = 2.0
     # IcePop: tokens whose ratio is below this or above importance_cap are dropped; 0 = TIS
     importance_floor: Fraction = 0.0
-    sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a sequence's ratios
-    # drop sequences with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
+    sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a segment's ratios
+    # drop segments with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
     sequence_mask: BelowOne = 0.0
-    # what counts as a sequence for sequence_ratio and sequence_mask
-    sequence: Literal["trajectory", "turn"] = "trajectory"
+    # the segment of sequence_ratio and sequence_mask, which the papers call a sequence
+    segment: Literal["trajectory", "turn"] = "trajectory"
     # DPPO-TV: how far a token's probability may move in the direction of A; 0 = clip the ratio
     tv_bound: Fraction = 0.0
     observation_coef: NotNegative = 0.0  # ECHO: weight of the cross-entropy on observations

@@ -14,12 +14,9 @@ method changes anything ("Acts"). Search `train.py` for the word in brackets to 
     DPPO-TV           drops tokens whose probability moved too far in A's direction [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
-A segment is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
-is a segment. The word sequence has three meanings, because the settings are named as in the papers:
-
-    sequence, sequence_ratio, sequence_mask     a segment
-    the values of the setting `aggregation`     a trajectory
-    everywhere else                             an input of the model
+A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn
+is a segment. Papers call a segment a sequence, as do the settings `sequence_ratio` and
+`sequence_mask`. In code and comments, a sequence is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence

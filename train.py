@@ -366,8 +366,8 @@ def build_experience(
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
-    segment_ids = turn_ids  # a segment is a turn or, with sequence="trajectory", one of `sequences`
-    if config.sequence == "trajectory":
+    segment_ids = turn_ids
+    if config.segment == "trajectory":  # with context_turns, a sequence is a turn all the same
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 

@@ -7,10 +7,10 @@ The tiny model must learn the words of a new game from demonstrations (1 CPU-min
 (minutes):
 
 python -m tools.sft config/frozenlake_grpo.py config/models/tiny.py \\
-    config/models/tiny_new_game.py --env=examples/my_env.py:Doors \\
+    config/recipes/tiny_new_game.py --env=examples/my_env.py:Doors \\
     --sft_steps=50 --out_dir=out/doors_sft
 python train.py config/frozenlake_grpo.py config/models/tiny.py \\
-    config/models/tiny_new_game.py --env=examples/my_env.py:Doors \\
+    config/recipes/tiny_new_game.py --env=examples/my_env.py:Doors \\
     --model=out/doors_sft/model --num_iterations=20 --out_dir=out/doors
 """
 

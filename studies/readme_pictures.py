@@ -71,7 +71,7 @@ TRAIN = (
     "train.py",
     "config/frozenlake_ppo.py",
     "config/models/tiny.py",
-    "config/models/tiny_best.py",
+    "config/recipes/tiny_best.py",
 )
 
 

@@ -77,12 +77,12 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
     if config.reward_norm == "none":
         yield "reward_norm_over", "reward_norm is none"
     if not config.sequence_ratio and config.sequence_mask == 0:
-        yield "sequence", "sequence_ratio is False and sequence_mask is 0"
+        yield "segment", "sequence_ratio is False and sequence_mask is 0"
     if config.sequence_ratio:
         reason = "with sequence_ratio, single tokens have no importance weight"
         yield "importance_cap importance_floor", reason
     if config.context_turns:
-        yield "sequence", "with context_turns, each turn is a sequence"
+        yield "segment", "with context_turns, each turn is a segment"
     if config.tv_bound:
         yield "clip_low clip_high", "tv_bound replaces the clip"
     kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"

@@ -378,5 +378,5 @@ def test_a_finished_run_without_checkpoints_is_not_replaced(tmp_path, capsys):
 def test_make_train_answers_in_one_sentence():
     """`make train` must not use torchrun, which would add forty lines of traceback to an error."""
     makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text(encoding="utf-8")
-    files = "config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py"
+    files = "config/frozenlake_ppo.py config/models/tiny.py config/recipes/tiny_best.py"
     assert f".venv/bin/python train.py {files} $(ARGS)" in makefile

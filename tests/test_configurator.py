@@ -499,6 +499,13 @@ def test_experiment_loads_alone_and_tiny(name):
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 
 
+def test_the_main_experiment_writes_defaults_out():
+    config = load(shipped("frozenlake_ppo"))
+    default = Config()
+    changed = {key for key, value in asdict(config).items() if value != getattr(default, key)}
+    assert changed == {"out_dir", "env"}  # `env` names the options of the default board
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlay_loads_on_an_experiment(name):
     base = load(shipped("frozenlake_ppo"))

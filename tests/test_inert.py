@@ -46,7 +46,7 @@ INERT = [
     (ONE, "importance_floor", 0.5, STEP),
     (ONE, "sequence_mask", 0.9, STEP),
     (ONE, "tv_bound", 0.2, STEP),
-    (TWO_GRPO, "sequence", "turn", "sequence_ratio is False and sequence_mask is 0"),
+    (TWO_GRPO, "segment", "turn", "sequence_ratio is False and sequence_mask is 0"),
     (
         dict(**TWO_GRPO, sequence_ratio=True),
         "importance_cap",

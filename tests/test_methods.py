@@ -572,11 +572,11 @@ def test_masks_without_anything_to_drop_change_no_bit(played):
     assert "observation_nll" not in metrics
 
 
-@pytest.mark.parametrize("sequence", ["trajectory", "turn"])
-def test_gspo_is_ppo_in_the_first_step(played, sequence):
+@pytest.mark.parametrize("segment", ["trajectory", "turn"])
+def test_gspo_is_ppo_in_the_first_step(played, segment):
     learner, kept, _ = played
     gradient, _ = gradient_of(played)
-    experience = with_settings(learner, kept, sequence=sequence)
+    experience = with_settings(learner, kept, segment=segment)
     nearly, _ = gradient_of((learner, kept, experience), sequence_ratio=True)
     assert (gradient - nearly).abs().max() < 1e-4 * gradient.abs().max()
 
@@ -638,12 +638,12 @@ def test_the_states_of_turns_reach_gigpo(played):
     torch.testing.assert_close(experience.advantages, expected.float(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_sequence_is_a_trajectory_or_a_turn(played):
+def test_a_segment_is_a_trajectory_or_a_turn(played):
     learner, kept, experience = played
     num_turns = sum(len(trajectory.turns) for trajectory in kept)
     assert len(experience.segment_ids.unique()) == len(kept) < num_turns
     assert len(experience.turn_ids.unique()) == num_turns
-    by_turn = with_settings(learner, kept, sequence="turn")
+    by_turn = with_settings(learner, kept, segment="turn")
     assert torch.equal(by_turn.segment_ids, experience.turn_ids)
     by_window = with_settings(learner, kept, context_turns=1)
     assert torch.equal(by_window.segment_ids, experience.turn_ids)
@@ -779,7 +779,7 @@ def test_a_method_that_cannot_act_is_named_though_an_overlay_gives_it():
 
 def test_sampo_is_gspo_and_gigpo_with_a_filter():
     own = {"clip_low": 3e-3, "clip_high": 4e-3, "filter_strategy": "top_p", "filter_keep": 1.0}
-    own["sequence"] = "turn"
+    own["segment"] = "turn"
     parts = {**settings_of("gspo"), **settings_of("gigpo"), **own}
     del parts["batch_size"]
     assert settings_of("sampo") == {**parts, "estimator": "grpo"}
@@ -789,7 +789,7 @@ def test_sampo_is_gspo_and_gigpo_with_a_filter():
 def test_neutral_values_change_no_metric_of_a_run(trained_folder, tmp_path, one_rank):
     """Each iteration takes four optimizer steps, so that the policy differs from the engine."""
     settings = dict(estimator="grpo", batch_size=4, filter_keep=1.0)
-    neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, sequence="turn")
+    neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, segment="turn")
     plain = rows(tmp_path / "plain", trained_folder, **settings)
     same = rows(tmp_path / "same", trained_folder, **settings, **neutral)
     assert plain == same and plain[-1]["approx_kl"] > 0

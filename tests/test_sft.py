@@ -369,7 +369,7 @@ def test_few_valid_replies_are_warned_of(frac, words):
     sentence = sft.few_valid_replies(config, measured, {})
     assert sentence.startswith(words) and bool(words) == bool(sentence)
     assert not words or "than 60 or a larger --sft_lr" in sentence and "tiny_new_game" in sentence
-    given = {"think": "config/models/tiny_new_game.py"}
+    given = {"think": "config/recipes/tiny_new_game.py"}
     assert "tiny_new_game" not in sft.few_valid_replies(config, measured, given)
 
 

@@ -215,7 +215,7 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
     valid_frac = measured[f"valid_frac_T{config.eval_temperature:g}"]
     if valid_frac >= MIN_VALID_FRAC:
         return ""
-    overlay = "config/models/tiny_new_game.py"
+    overlay = "config/recipes/tiny_new_game.py"
     hint = f", and for a new game with the tiny model add {overlay}"
     return (
         f"only {100 * valid_frac:.0f} % of the replies are valid (at T={config.eval_temperature:g} "

@@ -100,7 +100,7 @@ def test_a_new_game_is_imitated_and_then_reinforced(lab, monkeypatch):
     world = comparison.new_game("a word", "tools_fetch_grpo", sft={"sft_steps": 5})
     monkeypatch.setattr(comparison, "WORLDS", {"word": world})
     comparison.run_world("word", [2], "then GRPO")
-    files = "config/tools_fetch_grpo.py config/models/tiny.py config/models/tiny_new_game.py"
+    files = "config/tools_fetch_grpo.py config/models/tiny.py config/recipes/tiny_new_game.py"
     settings = "--sft_steps=5 --eval_every=5 --seed=2"
     assert lab[0] == f"-m tools.sft {files} {settings}"
     assert lab[1].startswith(f"train.py {files} --eval_every=5 --model=out/runs/sft-")

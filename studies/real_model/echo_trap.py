@@ -48,7 +48,7 @@ def steps() -> list[Step]:
     train = (
         "train.py",
         *CONFIGS,
-        "config/models/smollm2_bandit.py",
+        "config/recipes/smollm2_bandit.py",
         f"--num_iterations={ITERATIONS}",
         f"--learning_rate={LEARNING_RATE}",
         f"--model={COLD_START}/model",

@@ -1,6 +1,7 @@
 # Overlay for a text world with tiny.py. The base model has never seen the words of text worlds, so
 # SFT comes before RL (studies/papers/README.md gives all commands).
-# Example:  python -m tools.sft config/quest_ppo.py config/models/tiny.py config/models/tiny_text.py
+# Example:
+#   python -m tools.sft config/quest_ppo.py config/models/tiny.py config/recipes/tiny_text.py
 
 think = False  # the reply is only the command, as in arXiv 2510.01132
 max_response_tokens = 32

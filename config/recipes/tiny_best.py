@@ -2,7 +2,7 @@
 # They were chosen on slippery FrozenLake, on the prompts of --eval_split=heldout
 # (studies/imitation/README.md).
 # Example:
-#   python train.py config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py
+#   python train.py config/frozenlake_ppo.py config/models/tiny.py config/recipes/tiny_best.py
 
 num_iterations = 100
 num_groups = 32  # more and smaller groups, for more boards

@@ -2,7 +2,7 @@
 # at which it should collapse within a few iterations (studies/collapse/README.md). A run takes two
 # CPU-minutes.
 # Example:
-#   python train.py config/frozenlake_grpo.py config/models/tiny.py config/models/tiny_collapse.py
+#   python train.py config/frozenlake_grpo.py config/models/tiny.py config/recipes/tiny_collapse.py
 
 env = "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0"  # as frozenlake_det.py
 learning_rate = 2e-3

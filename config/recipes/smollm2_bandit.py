@@ -1,7 +1,7 @@
 # Overlay for smollm2.py with bandit_grpo.py or bandit_ppo.py: half of the paper's groups, no
 # filter, and one optimizer step per iteration (studies/real_model/README.md).
 # Example:
-#   python train.py config/bandit_grpo.py config/models/smollm2.py config/models/smollm2_bandit.py
+#   python train.py config/bandit_grpo.py config/models/smollm2.py config/recipes/smollm2_bandit.py
 
 num_groups = 4
 group_size = 16

@@ -2,7 +2,7 @@
 # learning rate, and RL continues from the SFT model. The policy writes no thoughts.
 # studies/imitation/new_games.md has results.
 # Example:
-#   python train.py config/spell_grpo.py config/models/tiny.py config/models/tiny_new_game.py \
+#   python train.py config/spell_grpo.py config/models/tiny.py config/recipes/tiny_new_game.py \
 #       --model=DIR
 
 think = False
