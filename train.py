@@ -19,13 +19,14 @@ after the current iteration or, if sooner, after grace_s seconds, with exit code
 (docs/faults.md).
 """
 
-from configurator import Config, run_main
+from configurator import Config
 
 from support.arguments import read_train
+from support.terminal import run_main
 
 if __name__ == "__main__":
-    # Importing torch takes seconds, so the command line is checked first. Training starts in the
-    # last line of this file.
+    # Importing torch takes seconds, so --help is answered and the command line is checked first.
+    # Training starts in the last line of this file.
     run_main(read_train)
 
 from collections.abc import Iterator, Sequence

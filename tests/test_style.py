@@ -34,9 +34,9 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS -> data tabl
 FLOORS = (
     "configurator packing support.statistics support.timer support.collapse_signs support.precision"
     " support.budget_warnings support.quotes support.threads support.code_version",
-    "support.time_limit",
+    "support.terminal support.time_limit",
     "envs starpo support.run_folder support.json_shapes support.preflight support.model_families"
-    " support.model_folder support.web support.checksums"
+    " support.model_folder support.checksums"
     " support.settings_history support.unread"
     " worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures methods",
@@ -44,7 +44,7 @@ FLOORS = (
     "players",
     "support.records support.scores support.checkpoint support.run_lock"
     " support.mutual_information support.log support.tensorboard_log support.wandb_log"
-    " support.seed_groups support.arguments support.inert support.chat_server support.first_turn",
+    " support.seed_groups support.arguments support.inert support.first_turn",
     "learner",
     "support.report support.run support.training_metrics",
     "eval",
@@ -67,6 +67,7 @@ MEASURE_TRAIN = (
 # Packages that the listed modules may import besides the standard library and the project.
 THIRD_PARTY = {
     "configurator": set(),
+    "support.terminal": set(),
     "packing": {"flash_attn", "torch"},
     "envs": {"numpy"},
     "grids": {"numpy"},

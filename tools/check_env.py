@@ -9,7 +9,7 @@ and 2 if the environment cannot be built. The checks run in a process of their o
 environment that ends its process is reported, too.
 """
 
-from configurator import Config, UserError, load_config, printable, run_main
+from configurator import Config, UserError, load_config, printable
 
 import hashlib
 import io
@@ -44,6 +44,7 @@ from envs import (
     reserved_instances,
     show,
 )
+from support.terminal import run_main
 from support.time_limit import EnvError, call_with_timeout
 from support.unread import print_unread
 

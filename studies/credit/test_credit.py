@@ -19,6 +19,7 @@ from rollout import Reply, make_episode
 from studies.credit import regret
 from studies.credit import report as credit_report
 from studies.credit import statistics as credit_measures
+from studies.credit.arguments import read_credit
 from studies.credit.optimal import (
     lake_values,
     optimal_advantages,
@@ -42,7 +43,6 @@ from studies.credit.statistics import (
     variance_shares,
     within_games,
 )
-from support.arguments import read_credit
 from support.run_folder import save_config
 from worlds.planners import lake_transitions
 
