@@ -11,5 +11,6 @@ group_size = 16  # trajectories on each board, so an iteration samples 128
 filter_keep = 0.25  # train on the 2 groups whose scores vary most, 32 trajectories
 batch_size = 32  # trajectories per optimizer step, so an iteration makes one step
 num_iterations = 200
-# The clip range is asymmetric, as in DAPO: clip_low is 0.2 and clip_high 0.28. It acts on the second
-# and later steps of an iteration, and on the mismatch of engine and trainer. There is no KL term.
+# The clip range is asymmetric, as in DAPO: clip_low is 0.2 and clip_high 0.28. It acts on the
+# second and later steps of an iteration, and on the mismatch of engine and trainer. There is no KL
+# term.
