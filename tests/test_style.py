@@ -37,14 +37,15 @@ FLOORS = (
     "support.time_limit",
     "envs starpo support.run_folder support.json_shapes support.preflight support.model_families"
     " support.model_folder support.web support.checksums"
-    " support.settings_history support.unread"
+    " support.settings_history"
     " worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures methods",
     "engine rollout parallel",
     "players",
     "support.records support.scores support.checkpoint support.run_lock"
     " support.mutual_information support.log support.tensorboard_log support.wandb_log"
-    " support.seed_groups support.arguments support.inert support.chat_server support.first_turn",
+    " support.seed_groups support.arguments support.chat_server support.first_turn"
+    " support.no_effect",
     "learner",
     "support.report support.run support.training_metrics",
     "eval",
@@ -483,7 +484,8 @@ def test_config_files_say_what_they_do_and_assign_one_setting_a_line(path):
     text = path.read_text(encoding="utf-8")
     header = text.split("\n\n")[0]
     assert header.startswith("# "), f"{name_of(path)}:1 must begin with a comment that says its use"
-    wanted = "# Example:" if header.startswith("# Overlay for ") else "# Launch:"
+    is_overlay = path.parent.parent == ROOT / "config"
+    wanted = "# Example:" if is_overlay else "# Launch:"
     assert wanted in header, f"{name_of(path)}:1 must have a line that begins with {wanted!r}"
     assert path.name in header.split(wanted)[1], f"{name_of(path)}:1 must show its own file name"
     problems = []

@@ -17,8 +17,8 @@ from envs import Env, check_uses, missing_method
 from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
 from support.mixtures import env_specs
+from support.no_effect import print_unread
 from support.time_limit import EnvError, call_with_timeout
-from support.unread import print_unread
 
 PLAYERS = {"--expert": "optimal", "--random": "random"}
 MAX_SHOWN = 100_000  # characters of a message that are printed

@@ -44,9 +44,9 @@ from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
 from support.checkpoint import Saver, export, newest, trainable_parameters
 from support.log import progress_bar
+from support.no_effect import print_unread
 from support.run_folder import read_json, save_config, write_rows
 from support.run_lock import lock_folder
-from support.unread import print_unread
 from tools.demonstrations import (
     demonstrations_at,
     print_cuts,

@@ -26,8 +26,8 @@ from studies.base_model.probes import base_report
 from studies.base_model.tiny_model import build_tiny
 from support.arguments import check_imitation
 from support.checkpoint import Saver, export
+from support.no_effect import print_unread
 from support.run_folder import check_out_dir, save_config
-from support.unread import print_unread
 from tools.sft import imitate, open_run, write_row
 
 
