@@ -24,9 +24,9 @@ from pathlib import Path
 from envs import check_uses, make_env
 from rollout import make_episode
 from support.chat_server import check_server
-from support.first_turn import check_first_turn
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
-from support.preflight import check_installed, check_wandb, find_model
+from support.model_folder import find_model
+from support.preflight import check_first_turn, check_installed, check_wandb
 from support.quotes import split_unquoted, unquote
 from support.run_folder import check_out_dir, check_writable, load_saved
 from support.seed_groups import earlier_without_seed, without_seed

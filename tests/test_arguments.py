@@ -22,7 +22,7 @@ from support.arguments import (
     read_sft,
     read_train,
 )
-from support.preflight import BASE, find_model
+from support.model_folder import BASE, find_model
 from support.run_folder import check_writable
 
 ROOT = Path(__file__).resolve().parent.parent

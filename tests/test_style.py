@@ -32,20 +32,18 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS -> data tabl
 # Floors, the lowest first. A module imports from lower floors, and from modules of its own package
 # on its own floor.
 FLOORS = (
-    "configurator packing support.statistics support.timer support.collapse_signs support.precision"
+    "configurator packing support.statistics support.collapse_signs support.precision"
     " support.budget_warnings support.quotes support.threads support.code_version",
     "support.time_limit",
-    "envs starpo support.run_folder support.json_shapes support.preflight support.model_families"
-    " support.model_folder support.web support.checksums"
-    " support.settings_history"
-    " worlds.planners worlds.sokoban_rooms",
+    "envs starpo support.run_folder support.json_shapes support.model_folder support.web"
+    " support.checksums support.settings_history worlds.planners worlds.sokoban_rooms",
+    "support.preflight",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures methods",
     "engine rollout parallel",
     "players",
     "support.records support.scores support.checkpoint support.run_lock"
     " support.mutual_information support.log support.tensorboard_log support.wandb_log"
-    " support.seed_groups support.arguments support.chat_server support.first_turn"
-    " support.no_effect",
+    " support.seed_groups support.arguments support.chat_server support.no_effect",
     "learner",
     "support.report support.run support.training_metrics",
     "eval",
