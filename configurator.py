@@ -8,17 +8,10 @@ error, in a file and on the command line.
 
 import ast
 import difflib
-import errno
 import importlib.util
-import inspect
-import io
 import json
 import math
-import os
-import re
-import signal
 import sys
-import time
 import types
 import unicodedata
 from collections.abc import Callable
@@ -27,7 +20,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-ERROR_LIMIT = 2000  # largest number of characters of an error message on the terminal
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # every script needs them
 
@@ -227,11 +219,11 @@ class Config:
     importance_cap: Cap = 2.0
     # IcePop: tokens whose ratio is below this or above importance_cap are dropped; 0 = TIS
     importance_floor: Fraction = 0.0
-    sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a sequence's ratios
-    # drop sequences with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
+    sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a segment's ratios
+    # drop segments with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
     sequence_mask: BelowOne = 0.0
-    # what counts as a sequence for sequence_ratio and sequence_mask
-    sequence: Literal["trajectory", "turn"] = "trajectory"
+    # the segment of sequence_ratio and sequence_mask, which the papers call a sequence
+    segment: Literal["trajectory", "turn"] = "trajectory"
     # DPPO-TV: how far a token's probability may move in the direction of A; 0 = clip the ratio
     tv_bound: Fraction = 0.0
     observation_coef: NotNegative = 0.0  # ECHO: weight of the cross-entropy on observations
@@ -629,123 +621,7 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
     raise UserError(f"unknown key {key!r} from {source}: {hint}")
 
 
-# ---------- showing settings
-
-
-def help_text(doc: str, kind: type[Config] = Config) -> str:
-    """Return the text of --help: the docstring, then each setting with its default and comment.
-
-    Args: doc: the docstring of the script; kind: the class of its settings.
-    """
-    classes = [Config] if kind is Config else [kind, Config]  # the script's own settings first
-    source = "".join(inspect.getsource(part) for part in classes)
-    lines = [doc.strip(), "", "Settings and their defaults:"]
-    comment_above = ""
-    for line in source.splitlines():
-        group = re.fullmatch(r"    # -- (.+)", line)
-        comment = re.fullmatch(r"    # (.+)", line)
-        field = re.fullmatch(r"    (\w+): .+? = (\S+)(?:  # (.+))?", line)
-        if group:
-            lines += ["", f"{group[1]}:"]
-        elif comment:
-            comment_above = f"{comment_above} {comment[1]}".strip()
-        elif field:
-            key, default, comment_behind = field.groups()
-            notes = [comment_behind or comment_above]
-            if key in RANGES:
-                notes.insert(0, RANGES[key].words)
-            if key in CHOICES:
-                notes.insert(0, " | ".join(CHOICES[key]))
-            lines.append(f"  --{key}={default}  # {'; '.join(notes)}")
-            comment_above = ""
-    lines += ["", "An error is one line; NANORAGEN_TRACEBACK=1 adds its traceback."]
-    return "\n".join(lines)
-
-
-def run_main(main: Callable[[list[str]], Any]) -> None:
-    """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
-
-    A too early sys.exit(0), an output pipe that was closed, and a path that is too long count as
-    UserErrors. Ctrl-C becomes one line, too. Every other error shows its traceback."""
-    sys.excepthook = _show_uncaught
-    accept_all_characters()
-    try:
-        _run_to_the_end(main)
-    except UserError as error:
-        if os.environ.get("NANORAGEN_TRACEBACK") == "1":
-            raise
-        words = " ".join(str(error).split()) or type(error).__name__
-        sentence = printable(words, limit=ERROR_LIMIT)
-        print("error:", sentence, file=sys.stderr)
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun prints it at the end of its report
-            record = {"message": f"error: {sentence}", "timestamp": int(time.time())}
-            path = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
-            path.write_text(json.dumps(record), encoding="utf-8")
-        sys.exit(2)
-
-
-def accept_all_characters() -> None:
-    """Let stdin, stdout and stderr accept characters that their encoding does not have.
-
-    Such characters are printed as Python escapes, and input that cannot be decoded is read as
-    U+FFFD. Otherwise an ASCII terminal would end a command with an error."""
-    errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
-    for name, rule in errors.items():
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # other streams, as in tests, have no encoding
-            stream.reconfigure(errors=rule)
-
-
-def _show_uncaught(
-    kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None
-) -> None:
-    """Show an exception that ends the process: one line for Ctrl-C, else its traceback."""
-    is_ctrl_c = issubclass(kind, KeyboardInterrupt)
-    if is_ctrl_c and os.environ.get("NANORAGEN_TRACEBACK") != "1":
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
-        print("stopped by Ctrl-C", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, traceback)
-
-
-def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
-    try:
-        main(sys.argv[1:])
-    except SystemExit as error:
-        if error.code:
-            raise
-        raise UserError("some code called sys.exit() before the command was finished") from error
-    except BrokenPipeError as error:
-        # Python flushes stdout again when it ends, which would fail, too, so stdout is replaced.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise UserError("the program that reads the output has ended, as head does") from error
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # a path in the arguments may be too long
-            raise
-        raise UserError(f"{error.filename!r} is too long for the name of a file") from error
-
-
-def setting_help(key: str, kind: type[Config] = Config) -> str:
-    """Return the line of a setting in `help_text`. Raises: UserError for an unknown setting."""
-    lookup_type(key, {field.name: FIELD_TYPES[field.name] for field in fields(kind)}, "--help")
-    lines = help_text("", kind).splitlines()
-    return next(line.strip() for line in lines if line.startswith(f"  --{key}="))
-
-
-def print_help(argument: str) -> None:
-    """Print the help of the script that runs. Args: argument: --help, or --help=KEY."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` causes no traceback
-    accept_all_characters()
-    doc = sys.modules["__main__"].__doc__ or ""
-    name = Path(sys.argv[0]).stem
-    kind = SftConfig if name in ("sft", "pretrain", "corpus") else Config
-    has_settings = name not in ("view", "compare", "envs", "smollm2")
-    if not has_settings:
-        print(doc.strip())
-    elif "=" in argument:
-        print(setting_help(argument.partition("=")[2], kind))
-    else:
-        print(help_text(doc, kind))
+# ---------- the installed packages
 
 
 def check_activated() -> None:
@@ -762,10 +638,6 @@ def check_activated() -> None:
     sys.exit(2)
 
 
-# Every script imports this file first, so that --help answers before slow imports, and missing
-# packages are reported before their import fails with a traceback.
-_help = [word for word in sys.argv[1:] if word in ("-h", "--help") or word.startswith("--help=")]
-if _help:
-    run_main(lambda _: print_help(_help[0]))
-    sys.exit()
+# Every script imports this file first, so that missing packages are reported before their import
+# fails with a traceback.
 check_activated()

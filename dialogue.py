@@ -15,7 +15,6 @@ from configurator import Config, UserError
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -170,7 +169,7 @@ class Episode:
         """Do the rest of `reset`, after the environment has started with `observation`."""
         self.turn_idx = 0
         self.observation = observation
-        self.plan_lengths: list[int] = []  # before turn 1 and after each turn; see `shape_rewards`
+        self.plan_lengths: list[int] = []  # before turn 1 and after each turn; see methods.py
         self._note_plan_length()
         return self.system(), self._turn_text(observation, "")
 
@@ -325,84 +324,6 @@ class Episode:
         if record.num_actions == 0:
             notes.append("No action was executed; nothing changed.")
         return notes
-
-
-# ---------- reward density
-
-# upper bound of the sum of the shaped rewards (dense, balanced) of a game without success
-MAX_UNFINISHED = 0.99
-
-
-def shape_rewards(
-    rewards: Sequence[float],
-    success: bool,
-    density: str,
-    *,
-    max_reward: float = 1.0,
-    plan_lengths: Sequence[int] = (),
-) -> list[float]:
-    """Replace the environment's rewards of the turns of a finished episode.
-
-    The shaped rewards sum to 1 for a success and to less than 1 otherwise. In arXiv 2510.01132, the
-    source of these densities, a failure could earn more than a success.
-
-    - "sparse": 1 at the last turn of a success, and 0 elsewhere.
-    - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
-      divided by `max_reward`, but at most 0.99, or 1 after a success.
-    - "balanced": the same progress, but paid only at the 2nd, 4th, ... turn with a positive reward
-      and at the last turn.
-    - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
-      is the length of the best plan, and 0 after a success. Without a plan, it is twice the first
-      distance. If the start has no plan, the first distance is 1.
-
-    Args:
-        rewards: one for each turn, in environment units.
-        max_reward: the largest total reward of a success.
-        plan_lengths: for "plan", the length of the best plan before the first turn and after each
-            turn; 0 if no plan exists.
-    Returns: one reward for each turn.
-    Raises: ValueError for another density.
-    >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
-    [0.5, 0.0, 0.5]
-    >>> shape_rewards([1.0, 1.0, 0.0], False, "balanced", max_reward=4.0)
-    [0.0, 0.5, 0.0]
-    """
-    last = len(rewards) - 1
-    if density == "sparse":
-        return [float(success and turn == last) for turn in range(len(rewards))]
-    if density == "plan":
-        return _shape_by_plan(plan_lengths, success)
-    if density not in ("dense", "balanced"):
-        raise ValueError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")
-    progress = [
-        min(sum(rewards[: turn + 1]) / max_reward, MAX_UNFINISHED) for turn in range(len(rewards))
-    ]
-    if success:
-        progress[last] = 1.0
-    shaped = []
-    paid = 0.0
-    num_milestones = 0  # turns so far with a positive reward
-    for turn, reached in enumerate(progress):
-        is_milestone = rewards[turn] > 0
-        if is_milestone:
-            num_milestones += 1
-        is_even_milestone = is_milestone and num_milestones % 2 == 0
-        pays = density == "dense" or turn == last or is_even_milestone
-        payment = reached - paid if pays else 0.0
-        shaped.append(payment)
-        paid += payment
-    return shaped
-
-
-def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
-    """Return the rewards of "plan". A length of 0 means that there is no plan."""
-    first = plan_lengths[0] or 1
-    distances = [first]
-    for length in plan_lengths[1:]:
-        distances.append(length or 2 * first)
-    if success:
-        distances[-1] = 0
-    return [(before - after) / first for before, after in pairwise(distances)]
 
 
 # ---------- chat format

@@ -12,14 +12,7 @@ three deliberate differences:
   ensure this, because there are few different small boards.
 """
 
-from configurator import (
-    UserError,
-    check_type,
-    describe_error,
-    parse_text,
-    printable,
-    run_main,
-)
+from configurator import UserError, check_type, describe_error, parse_text, printable
 
 import difflib
 import importlib
@@ -37,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from support.quotes import split_unquoted, unquote
+from support.terminal import run_main
 from support.time_limit import EnvError, Item, limit_items
 
 # train: drawn anew for every seed; eval: 256 fixed prompts, for reported results;
@@ -679,4 +673,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, kind=None)

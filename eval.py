@@ -16,9 +16,10 @@ row NAME. --json=PATH writes the scores, --jsonl=PATH the trajectories. `python 
 scores a model behind an API. `python -m tools.replay` executes recorded trajectories again.
 """
 
-from configurator import Config, run_main
+from configurator import Config
 
 from support.arguments import PLAYERS, Job, read_eval, scored_envs
+from support.terminal import run_main
 
 if __name__ == "__main__":
     run_main(read_eval)  # reports wrong arguments before the slow imports

@@ -1,9 +1,11 @@
-"""Methods that RAGEN's papers and training script do not have, as pure functions on tensors.
+"""Methods that RAGEN's papers and training script do not have, as pure functions.
 
 `starpo.py` has the methods of RAGEN, and explains the letters in shapes. All methods here are off
 by default. The docstring of a method's first function states its source ("Source") and when the
-method changes anything ("Acts"). Search `train.py` for the word in brackets to see its use.
+method changes anything ("Acts"). `rollout.py` uses the first method, `train.py` the others. To see
+where, search them for the word in brackets.
 
+    reward density    spreads the reward of a game over its turns [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
     SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
     GiGPO             compares the turns of a group that start in the same state [state_weight]
@@ -14,20 +16,105 @@ method changes anything ("Acts"). Search `train.py` for the word in brackets to 
     DPPO-TV           drops tokens whose probability moved too far in A's direction [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
-A segment is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
-is a segment. The word sequence has three meanings, because the settings are named as in the papers:
-
-    sequence, sequence_ratio, sequence_mask     a segment
-    the values of the setting `aggregation`     a trajectory
-    everywhere else                             an input of the model
+A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn
+is a segment. Papers call a segment a sequence, as do the settings `sequence_ratio` and
+`sequence_mask`. In code and comments, a sequence is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 import starpo
+
+# ---------- rewards
+
+MAX_UNFINISHED = 0.99  # largest progress of a game without success
+
+
+def shape_rewards(
+    rewards: Sequence[float],
+    success: bool,
+    density: str,
+    *,
+    max_reward: float = 1.0,
+    plan_lengths: Sequence[int] = (),
+) -> list[float]:
+    """Reward density: replace the rewards of the turns of a finished game.
+
+    The new rewards sum to 1 for a success and to less than 1 otherwise. In the paper's code a
+    failure can earn more than a success.
+
+    - "sparse": 1 at the last turn of a success, and 0 elsewhere.
+    - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
+      divided by `max_reward`, but at most 0.99, or 1 after a success.
+    - "balanced": the same progress, but paid only at the 2nd, 4th, ... turn with a positive reward
+      and at the last turn.
+    - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
+      is the length of the best plan, and 0 after a success. Without a plan, it is twice the first
+      distance. If the start has no plan, the first distance is 1.
+
+    Acts if reward_density is not "native", on games without an error. If a game pays 1 for a
+    success and nothing else, then only "plan" changes anything.
+    Args: rewards, K of the environment, one for each turn; density, see above; max_reward, the
+        largest total reward of a success; plan_lengths, K + 1 for "plan": the length of the best
+        plan before the first turn and after each turn, 0 if there is none.
+    Returns: K rewards. Raises: ValueError for another density.
+    Source: arXiv 2510.01132. "plan" is not in the paper.
+    >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
+    [0.5, 0.0, 0.5]
+    >>> shape_rewards([1.0, 1.0, 0.0], False, "balanced", max_reward=4.0)
+    [0.0, 0.5, 0.0]
+    >>> shape_rewards([0.0, 0.0], False, "plan", plan_lengths=[4, 3, 1])
+    [0.25, 0.5]
+    """
+    if density == "sparse":
+        last = len(rewards) - 1
+        return [float(success and turn == last) for turn in range(len(rewards))]
+    if density == "plan":
+        return _shape_by_plan(plan_lengths, success)
+    if density not in ("dense", "balanced"):
+        raise ValueError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")
+    return _shape_by_progress(rewards, success, density, max_reward)
+
+
+def _shape_by_progress(
+    rewards: Sequence[float], success: bool, density: str, max_reward: float
+) -> list[float]:
+    """Return the rewards of "dense" or "balanced"."""
+    last = len(rewards) - 1
+    progress = [
+        min(sum(rewards[: turn + 1]) / max_reward, MAX_UNFINISHED) for turn in range(len(rewards))
+    ]
+    if success:
+        progress[last] = 1.0
+    shaped = []
+    paid = 0.0
+    num_milestones = 0  # turns so far with a positive reward
+    for turn, reached in enumerate(progress):
+        is_milestone = rewards[turn] > 0
+        if is_milestone:
+            num_milestones += 1
+        is_even_milestone = is_milestone and num_milestones % 2 == 0
+        pays = density == "dense" or turn == last or is_even_milestone
+        payment = reached - paid if pays else 0.0
+        shaped.append(payment)
+        paid += payment
+    return shaped
+
+
+def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
+    """Return the rewards of "plan". A length of 0 means that there is no plan."""
+    first = plan_lengths[0] or 1
+    distances = [first]
+    for length in plan_lengths[1:]:
+        distances.append(length or 2 * first)
+    if success:
+        distances[-1] = 0
+    return [(before - after) / first for before, after in pairwise(distances)]
+
 
 # ---------- groups
 

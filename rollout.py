@@ -14,14 +14,13 @@ from __future__ import annotations
 from configurator import Config, UserError, printable
 
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from dialogue import Chat, Episode, TurnOutcome, TurnRecord, cut_fault, shape_rewards
+from dialogue import Chat, Episode, TurnOutcome, TurnRecord, cut_fault
 from envs import check_uses, make_env, reserved_keys, user_code
 from support.mixtures import env_specs
 from support.threads import call_all, start_thread
@@ -263,18 +262,17 @@ class Rollout:
         return following_prompt(chat, self.trajectory, self.user, self.config.context_turns)
 
     def finish(self) -> Trajectory:
-        """Replace the rewards of the turns as reward_density says. Returns: the trajectory.
+        """Return the trajectory of an episode that is over, with the rewards of reward_density.
 
         After an error the rewards stay. The messages do not show this change."""
         trajectory = self.trajectory
         density = self.config.reward_density
-        if density == "native" or trajectory.status == "error":
-            return trajectory
-        rewards = rewards_with_density(
-            trajectory, density, self.episode.env.max_reward, self.episode.plan_lengths
-        )
-        for turn, reward in zip(trajectory.turns, rewards, strict=True):
-            turn.reward = reward
+        if density != "native" and trajectory.status != "error":
+            rewards = rewards_with_density(
+                trajectory, density, self.episode.env.max_reward, self.episode.plan_lengths
+            )
+            for turn, reward in zip(trajectory.turns, rewards, strict=True):
+                turn.reward = reward
         return trajectory
 
 
@@ -283,7 +281,9 @@ def rewards_with_density(
 ) -> list[float]:
     """Return the rewards of the turns after `shape_rewards` has changed the environment's part.
 
-    Penalties and bonuses stay. Args: all but `trajectory`, see `dialogue.shape_rewards`."""
+    Penalties and bonuses stay. Args: all but `trajectory`, see `methods.shape_rewards`."""
+    from methods import shape_rewards  # imports torch, which takes seconds and players do not need
+
     native = [turn.record.env_reward for turn in trajectory.turns]
     shaped = shape_rewards(
         native, trajectory.success, density, max_reward=max_reward, plan_lengths=plan_lengths
@@ -448,9 +448,15 @@ def collect(
         rollouts.append(Rollout(make_episode(config, env), seed, member=member, env=env))
     reset_all(rollouts, split)
     scheduler = RolloutScheduler(
-        engine, chat, config, rollouts, temperature=temperature, noise_seed=noise_seed
+        engine,
+        chat,
+        config,
+        rollouts,
+        temperature=temperature,
+        noise_seed=noise_seed,
+        on_done=on_done,
     )
-    scheduler.run(on_done)
+    scheduler.run()
     return [rollout.finish() for rollout in rollouts]
 
 
@@ -468,6 +474,7 @@ class RolloutScheduler:
         *,
         temperature: float,
         noise_seed: Sequence[int],
+        on_done: Callable[[], object] = lambda: None,
     ):
         self.engine = engine
         self.chat = chat
@@ -475,20 +482,34 @@ class RolloutScheduler:
         self.rollouts = rollouts
         self.temperature = temperature
         self.noise_seed = noise_seed
+        self.on_done = on_done  # is called when a rollout ends
         # for each rollout, all tokens so far; with context_turns, prompt and response of one turn
         self.histories: list[list[int]] = [[] for _ in rollouts]
         self.prompts: list[list[int]] = [[] for _ in rollouts]  # prompts of the pending responses
 
-    def run(self, on_done: Callable[[], object] = lambda: None) -> None:
-        """Play all rollouts to their ends."""
+    def run(self) -> None:
+        """Play all rollouts to their ends.
+
+        A blocking environment steps in a thread while the engine decodes other rollouts."""
         for key, rollout in enumerate(self.rollouts):
             self._request_first_turn(key)
             if rollout.done:
-                on_done()
-        for sample, text, outcome in self._finished_turns():
-            self._record_turn(sample, text, outcome)
-            if self.rollouts[sample.key].done:
-                on_done()
+                self.on_done()
+        blocking_steps = BlockingSteps()
+        while self.engine.busy or blocking_steps.num_pending:
+            samples = self.engine.step() if self.engine.busy else []
+            for sample in samples:
+                rollout = self.rollouts[sample.key]
+                text = self.chat.decode(sample.ids)
+                if not sample.ids:  # estimators need a token in each turn
+                    self._record_turn(sample, text, failed_outcome("the engine sampled no token"))
+                elif rollout.blocking:
+                    blocking_steps.start(rollout, sample, text)
+                else:
+                    self._record_turn(sample, text, rollout.execute(text))
+            # Wait for a blocking step only if the engine has nothing to decode.
+            while finished := blocking_steps.next_finished(wait=not self.engine.busy):
+                self._record_turn(*finished)
 
     def _request_first_turn(self, key: int) -> None:
         """Queue the first turn, or end the trajectory with an error if it cannot start."""
@@ -529,7 +550,7 @@ class RolloutScheduler:
         return True
 
     def _record_turn(self, sample: Sample, text: str, outcome: TurnOutcome) -> None:
-        """Record a finished turn and queue the next one."""
+        """Record a finished turn. Queue the next one, or end the rollout."""
         key = sample.key
         rollout = self.rollouts[key]
         forgets_turns = self.config.context_turns > 0
@@ -546,6 +567,8 @@ class RolloutScheduler:
         # `_request_next_turn` may have ended the rollout. Until then the engine keeps the cache.
         if rollout.done and not forgets_turns:
             self.engine.release(key)
+        if rollout.done:
+            self.on_done()
 
     def _cut_by(self, sample: Sample) -> str | None:
         """Return the setting that cut a response off, or None if it was not cut off."""
@@ -553,26 +576,6 @@ class RolloutScheduler:
             return None
         used_whole_budget = len(sample.ids) == self.config.max_response_tokens
         return "max_response_tokens" if used_whole_budget else "max_context_tokens"
-
-    def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
-        """Advance the engine. Yield each finished response, its text and its outcome.
-
-        The caller must queue the next turn of the rollout (`_record_turn`) before it resumes this
-        generator. The loop ends when no turn is queued any more. A blocking environment steps in a
-        thread while the engine decodes other rollouts."""
-        pending_steps = BlockingSteps()
-        while self.engine.busy or pending_steps.num_pending:
-            samples = self.engine.step() if self.engine.busy else []
-            for sample in samples:
-                text = self.chat.decode(sample.ids)
-                rollout = self.rollouts[sample.key]
-                if not sample.ids:  # estimators need a token in each turn
-                    yield sample, text, failed_outcome("the engine sampled no token")
-                elif rollout.blocking:
-                    pending_steps.start(rollout, sample, text)
-                else:
-                    yield sample, text, rollout.execute(text)
-            yield from pending_steps.finished(self.engine)
 
 
 class BlockingSteps:
@@ -587,16 +590,19 @@ class BlockingSteps:
         self.num_pending += 1
         start_thread(partial(rollout.execute, text), self.results, key=(sample, text))
 
-    def finished(self, engine: Engine) -> Iterator[tuple[Sample, str, TurnOutcome]]:
-        """Yield the steps that ended. Wait for one only if the engine has nothing to do."""
-        while self.num_pending:
-            try:
-                result = self.results.get(block=not engine.busy)
-            except Empty:
-                return  # nothing has ended yet: let the engine decode
-            self.num_pending -= 1
-            sample, text = result.key
-            yield sample, text, result.get()
+    def next_finished(self, *, wait: bool) -> tuple[Sample, str, TurnOutcome] | None:
+        """Return the response, its text and its outcome of a step that ended, or None if none did.
+
+        Args: wait: if steps are pending, wait until one ends."""
+        if not self.num_pending:
+            return None
+        try:
+            result = self.results.get(block=wait)
+        except Empty:
+            return None
+        self.num_pending -= 1
+        sample, text = result.key
+        return sample, text, result.get()
 
 
 # ---------- trajectories for training and reports
@@ -635,35 +641,3 @@ def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
             )
         )
     return replace(trajectory, turns=turns)
-
-
-def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute the metrics of support/metrics.py that are means over trajectories or their parts."""
-    num_trajectories = len(trajectories)
-    records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
-    num_turns = len(records)
-    num_checked = sum(record.statements_checked for record in records)
-    num_true = sum(record.statements_true for record in records)
-    num_tokens = sum(trajectory.num_response_tokens for trajectory in trajectories)
-    ends = Counter(trajectory.end for trajectory in trajectories)
-    cuts = Counter(record.cut_by for record in records)
-    num_cut = num_turns - cuts[None]
-    return {
-        "success": sum(trajectory.success for trajectory in trajectories) / num_trajectories,
-        "reward": sum(trajectory.score for trajectory in trajectories) / num_trajectories,
-        "void_frac": sum(trajectory.has_void_turn for trajectory in trajectories)
-        / num_trajectories,
-        "num_turns": num_turns / num_trajectories,
-        "num_actions": sum(record.num_actions for record in records) / num_trajectories,
-        "valid_frac": sum(record.format_ok for record in records) / num_turns,
-        "effective_frac": sum(record.effective for record in records) / num_turns,
-        "thought_true_frac": num_true / max(num_checked, 1),
-        "thoughts_per_turn": num_checked / num_turns,
-        "response_length": num_tokens / num_trajectories,
-        "lost_frac": ends["lost"] / num_trajectories,
-        "out_of_actions_frac": ends["out_of_actions"] / num_trajectories,
-        "out_of_turns_frac": ends["out_of_turns"] / num_trajectories,
-        "out_of_tokens_frac": ends["out_of_tokens"] / num_trajectories,
-        "cut_frac": num_cut / num_turns,
-        "cut_by_context_frac": cuts["max_context_tokens"] / num_turns,
-    }

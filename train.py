@@ -19,13 +19,14 @@ after the current iteration or, if sooner, after grace_s seconds, with exit code
 (docs/faults.md).
 """
 
-from configurator import Config, run_main
+from configurator import Config
 
 from support.arguments import read_train
+from support.terminal import run_main
 
 if __name__ == "__main__":
-    # Importing torch takes seconds, so the command line is checked first. Training starts in the
-    # last line of this file.
+    # Importing torch takes seconds, so --help is answered and the command line is checked first.
+    # Training starts in the last line of this file.
     run_main(read_train)
 
 from collections.abc import Iterator, Sequence
@@ -369,8 +370,8 @@ def build_experience(
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
-    segment_ids = turn_ids  # a segment is a turn or, with sequence="trajectory", one of `sequences`
-    if config.sequence == "trajectory":
+    segment_ids = turn_ids
+    if config.segment == "trajectory":  # with context_turns, a sequence is a turn all the same
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 

@@ -1,10 +1,16 @@
 # StarPO-S with PPO on slippery 4x4 FrozenLake, the main experiment.
 # Launch:  torchrun --standalone train.py config/frozenlake_ppo.py
 # On a laptop:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py
-#
-# An iteration samples 8 groups * 16 trajectories = 128 trajectories.
-# The filter keeps 25% of the groups: 2 * 16 = 32 trajectories = one optimizer step.
-# 200 iterations sample 25,600 trajectories and make 200 optimizer steps.
 
 env = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"  # 80% of the moves go as intended
-estimator = "gae"
+estimator = "gae"  # PPO with a critic
+
+# These are defaults of configurator.py, written out because they make StarPO-S.
+num_groups = 8  # boards in an iteration
+group_size = 16  # trajectories on each board, so an iteration samples 128
+filter_keep = 0.25  # train on the 2 groups whose scores vary most, 32 trajectories
+batch_size = 32  # trajectories per optimizer step, so an iteration makes one step
+num_iterations = 200
+# The clip range is asymmetric, as in DAPO: clip_low is 0.2 and clip_high 0.28. It acts on the
+# second and later steps of an iteration, and on the mismatch of engine and trainer. There is no KL
+# term.

@@ -11,7 +11,12 @@ It needs playwright (requirements/dev.txt) and Chromium. studies/real_model/page
 docs/echo_trap.png.
 """
 
-from configurator import UserError, run_main
+from configurator import UserError
+
+from support.terminal import refuse_arguments, run_main
+
+if __name__ == "__main__":
+    run_main(refuse_arguments, kind=None)  # answers --help before the slow imports
 
 import subprocess
 import sys
@@ -71,8 +76,7 @@ TRAIN = (
 
 
 def main(argv: list[str]) -> None:
-    if argv:
-        raise UserError(f"expected no arguments, got {' '.join(argv)}")
+    refuse_arguments(argv)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:

@@ -17,17 +17,11 @@ From these files the script writes a table (.md), points (.csv) and a picture (.
 folder of the study. It ignores runs that started from other weights than those in base/.
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import Config, UserError, load_config
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 
-import numpy as np
-
-from studies import runs
 from studies.experiments import (
     FIGURES,
     SCALES,
@@ -37,9 +31,7 @@ from studies.experiments import (
     sft_command,
     train_command,
 )
-from support.run_folder import write_atomically
-from support.seed_groups import without_seed
-from tools.plotting import plots, tables
+from support.terminal import run_main
 
 OPTIONS = {
     "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = the default of the first figure
@@ -50,6 +42,58 @@ OPTIONS = {
     "dry_run": False,
     "draw": False,
 }
+
+
+def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
+    """Read the command line. Returns: names of figures, options, seeds."""
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    if not names or set(names) - FIGURES.keys():
+        given = " ".join(names) or "nothing"
+        raise UserError(f"give names among {', '.join(FIGURES)}; got {given}")
+    _, options, sources = load_config(argv[len(names) :], extra=OPTIONS)
+    if set(sources.values()) != {"default"}:
+        known = ", --".join(OPTIONS)
+        raise UserError(f"the settings of the runs are fixed here; the options are --{known}")
+    options["scale"] = choose_scale(names, options["scale"])
+    if options["jobs"] < 0:
+        raise UserError(f"jobs must be 0 or more, got {options['jobs']}")
+    seeds = options["seeds"].split(",")
+    are_integers = all(seed.isdecimal() for seed in seeds)
+    if not are_integers or len(set(seeds)) < len(seeds):
+        given = options["seeds"]
+        raise UserError(
+            f"seeds must be different integers of 0 or more, such as 0,1,2, got {given!r}"
+        )
+    return names, options, [int(seed) for seed in seeds]
+
+
+def choose_scale(names: Sequence[str], given: str) -> str:
+    """Return the scale: the given one, or else the default of the first figure.
+
+    Raises: UserError for an unknown scale, or if a figure does not run at the scale."""
+    if given and given not in SCALES:
+        raise UserError(f"scale must be one of {', '.join(SCALES)}, got {given!r}")
+    scale = given or FIGURES[names[0]].scales[0]
+    for name in names:
+        scales = FIGURES[name].scales
+        if scale not in scales:
+            raise UserError(f"{name} runs at scale {' or '.join(scales)}, got scale {scale}")
+    return scale
+
+
+if __name__ == "__main__":
+    run_main(read_options, kind=None)  # reports mistakes before the slow imports
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from studies import runs
+from support.run_folder import write_atomically
+from support.seed_groups import without_seed
+from tools.plotting import plots, tables
 
 
 @dataclass(frozen=True)
@@ -88,43 +132,6 @@ def main(argv: list[str]) -> None:
         print(show(name, scale))
     if failures:
         raise UserError("; ".join(failures))
-
-
-def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
-    """Read the command line. Returns: names of figures, options, seeds."""
-    names = list(takewhile(lambda word: not word.startswith("-"), argv))
-    if not names or set(names) - FIGURES.keys():
-        given = " ".join(names) or "nothing"
-        raise UserError(f"give names among {', '.join(FIGURES)}; got {given}")
-    _, options, sources = load_config(argv[len(names) :], extra=OPTIONS)
-    if set(sources.values()) != {"default"}:
-        known = ", --".join(OPTIONS)
-        raise UserError(f"the settings of the runs are fixed here; the options are --{known}")
-    options["scale"] = choose_scale(names, options["scale"])
-    if options["jobs"] < 0:
-        raise UserError(f"jobs must be 0 or more, got {options['jobs']}")
-    seeds = options["seeds"].split(",")
-    are_integers = all(seed.isdecimal() for seed in seeds)
-    if not are_integers or len(set(seeds)) < len(seeds):
-        given = options["seeds"]
-        raise UserError(
-            f"seeds must be different integers of 0 or more, such as 0,1,2, got {given!r}"
-        )
-    return names, options, [int(seed) for seed in seeds]
-
-
-def choose_scale(names: Sequence[str], given: str) -> str:
-    """Return the scale: the given one, or else the default of the first figure.
-
-    Raises: UserError for an unknown scale, or if a figure does not run at the scale."""
-    if given and given not in SCALES:
-        raise UserError(f"scale must be one of {', '.join(SCALES)}, got {given!r}")
-    scale = given or FIGURES[names[0]].scales[0]
-    for name in names:
-        scales = FIGURES[name].scales
-        if scale not in scales:
-            raise UserError(f"{name} runs at scale {' or '.join(scales)}, got scale {scale}")
-    return scale
 
 
 def chosen_jobs(

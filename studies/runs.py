@@ -29,6 +29,7 @@ from studies.experiments import (
 from support.collapse_signs import new_warnings
 from support.run_folder import (
     FORMER_SETTINGS,
+    RENAMED_SETTINGS,
     append_to,
     load_saved,
     read_json,
@@ -55,7 +56,8 @@ def finished_rows() -> dict[Config, dict]:
     for path in sorted(ROWS.glob("*.json")):
         row = read_json(path, {"command": str, "settings": {}})
         same_base = row.get("base") == base_of(row["command"].split())
-        settings = {**row["settings"], "out_dir": ""}
+        saved = {**row["settings"], "out_dir": ""}
+        settings = {RENAMED_SETTINGS.get(key, key): value for key, value in saved.items()}
         for key in ONLY_WRITING:
             settings.pop(key, None)
         if same_base and settings.keys() <= known:

@@ -26,7 +26,7 @@ FEW_VALID = 0.5
 def budget_note(metrics: dict) -> str:
     """Say which token limits ended too many replies or games, and what to do; "" for none.
 
-    Args: metrics: those of `rollout.summarize`, or a row of metrics.jsonl.
+    Args: metrics: those of `scores.summarize`, or a row of metrics.jsonl.
     >>> budget_note({"cut_frac": 1.0, "cut_by_context_frac": 0.0, "out_of_tokens_frac": 0.0})
     '100% of the replies were cut off at max_response_tokens: raise it, or teach shorter replies \
 with tools.sft'

@@ -94,12 +94,12 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
     if config.reward_norm == "none":
         yield "reward_norm_over", "reward_norm is none"
     if not config.sequence_ratio and config.sequence_mask == 0:
-        yield "sequence", "sequence_ratio is False and sequence_mask is 0"
+        yield "segment", "sequence_ratio is False and sequence_mask is 0"
     if config.sequence_ratio:
         reason = "with sequence_ratio, single tokens have no importance weight"
         yield "importance_cap importance_floor", reason
     if config.context_turns:
-        yield "sequence", "with context_turns, each turn is a sequence"
+        yield "segment", "with context_turns, each turn is a segment"
     if config.tv_bound:
         yield "clip_low clip_high", "tv_bound replaces the clip"
     kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
@@ -136,7 +136,7 @@ def _one_step(config: Config) -> Iterator[Reason]:
 def _estimator(config: Config) -> Iterator[Reason]:
     estimator = f"estimator {config.estimator}"
     if config.max_turns == 1:
-        names = "turn_gamma turn_lam turn_level context_turns sequence observation_coef"
+        names = "turn_gamma turn_lam turn_level context_turns segment observation_coef"
         yield names, "max_turns is 1"
     if config.context_turns:
         yield "observation_coef", "with context_turns, no observation lies between two replies"

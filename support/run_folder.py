@@ -42,6 +42,7 @@ MAY_CHANGE_ON_RESUME = (
 )
 
 FORMER_SETTINGS = ("num_samples",)  # only older runs have them; none changed what is trained
+RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 
 # Exceptions to MAY_CHANGE_ON_RESUME: these settings change training through another setting.
 # setting -> (the other setting, its value that prevents this)
@@ -233,6 +234,7 @@ def settings_from(saved: dict, source: str) -> Config:
     for key, value in saved.items():
         if key in FORMER_SETTINGS:
             continue
+        key = RENAMED_SETTINGS.get(key, key)
         wanted = lookup_type(key, FIELD_TYPES, source)
         settings[key] = check_type(key, value, wanted, source)
     kind = SftConfig if settings.keys() & set(SFT_FIELDS) else Config

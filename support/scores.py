@@ -4,7 +4,7 @@ from configurator import Config, UserError
 
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallel import rank
-from rollout import Trajectory, summarize
+from rollout import Trajectory
 from support.budget_warnings import budget_note
 from support.records import write_jsonl
 from support.run_folder import write_atomically
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The metrics of `rollout.summarize`, error_frac and pass@k.
+    """The metrics of `summarize`, error_frac and pass@k.
 
     error_frac is the fraction of games that ended in an error. pass@k is a mean over
     prompts. If n is the fewest samples of a prompt, k is 2, 4, 8, ... up to n, and n if n > 1."""
@@ -72,6 +72,38 @@ def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, .
     for trajectory in trajectories:
         successes[trajectory.seed].append(trajectory.success)
     return successes
+
+
+def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Compute the metrics of support/metrics.py that are means over trajectories or their parts."""
+    num_trajectories = len(trajectories)
+    records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
+    num_turns = len(records)
+    num_checked = sum(record.statements_checked for record in records)
+    num_true = sum(record.statements_true for record in records)
+    num_tokens = sum(trajectory.num_response_tokens for trajectory in trajectories)
+    ends = Counter(trajectory.end for trajectory in trajectories)
+    cuts = Counter(record.cut_by for record in records)
+    num_cut = num_turns - cuts[None]
+    return {
+        "success": sum(trajectory.success for trajectory in trajectories) / num_trajectories,
+        "reward": sum(trajectory.score for trajectory in trajectories) / num_trajectories,
+        "void_frac": sum(trajectory.has_void_turn for trajectory in trajectories)
+        / num_trajectories,
+        "num_turns": num_turns / num_trajectories,
+        "num_actions": sum(record.num_actions for record in records) / num_trajectories,
+        "valid_frac": sum(record.format_ok for record in records) / num_turns,
+        "effective_frac": sum(record.effective for record in records) / num_turns,
+        "thought_true_frac": num_true / max(num_checked, 1),
+        "thoughts_per_turn": num_checked / num_turns,
+        "response_length": num_tokens / num_trajectories,
+        "lost_frac": ends["lost"] / num_trajectories,
+        "out_of_actions_frac": ends["out_of_actions"] / num_trajectories,
+        "out_of_turns_frac": ends["out_of_turns"] / num_trajectories,
+        "out_of_tokens_frac": ends["out_of_tokens"] / num_trajectories,
+        "cut_frac": num_cut / num_turns,
+        "cut_by_context_frac": cuts["max_context_tokens"] / num_turns,
+    }
 
 
 # ---------- the table

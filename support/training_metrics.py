@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 import parallel
-from rollout import Trajectory, summarize
+from rollout import Trajectory
 from starpo import ROUNDING, GroupStats
 from support.metrics import metric_names
+from support.scores import summarize
 
 if TYPE_CHECKING:
     from learner import Learner

@@ -30,10 +30,10 @@ from dialogue import Chat
 from engine import make_engine
 from engines.vllm_engine import VLLM_ENVIRONMENT
 from rollout import make_episode
-from support import chat_server, checkpoint
+from support import checkpoint
 from support.records import write_jsonl
 from support.scores import Scores, score, success_interval
-from tools import api_models, replay
+from tools import api_models, chat_server, replay
 
 pytestmark = pytest.mark.slow
 

@@ -14,16 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from support.arguments import (
-    CREDIT_OPTIONS,
-    SCORING_OPTIONS,
-    read_eval,
-    read_random_model,
-    read_sft,
-    read_train,
-)
+from studies.credit.arguments import CREDIT_OPTIONS
+from studies.speed.random_model import read_random_model
+from support.arguments import SCORING_OPTIONS, read_eval, read_train
 from support.model_folder import BASE, find_model
 from support.run_folder import check_writable
+from tools.sft import read_sft
 
 ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/models/tiny.py"]
@@ -43,14 +39,21 @@ MODELS = (
     "-m tools.sft",
     "-m studies.speed.bench",
 )  # the commands that load a model
+WITHOUT_SETTINGS = """
+    envs tools.compare tools.smollm2 tools.view studies.readme_pictures studies.reproduce
+    studies.base_model.card studies.collapse.survival studies.credit.page
+    studies.imitation.comparison studies.real_model.echo_trap studies.real_model.page
+    studies.speed.bench_head studies.speed.random_model
+""".split()
+WITH_SETTINGS_OF_SFT = ("tools.sft", "studies.base_model.corpus", "studies.base_model.pretrain")
 ENVS = (*MODELS, "-m tools.api_models", "-m tools.replay")
 
 
 @pytest.fixture(scope="module")
 def run_without_torch(tmp_path_factory):
-    """A function that runs a command whose imports of torch and transformers fail."""
+    """A function that runs a command whose imports of torch, transformers and matplotlib fail."""
     folder = tmp_path_factory.mktemp("poison")
-    for name in ("torch", "transformers"):
+    for name in ("torch", "transformers", "matplotlib"):
         (folder / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
     environ = {**os.environ, "PYTHONPATH": str(folder)}
 
@@ -184,6 +187,32 @@ def test_the_help_of_a_script_begins_with_its_own_options(script):
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     for option in OWN_OPTIONS[script]:
         assert f"--{option}" in doc, option
+
+
+def scripts():
+    """The names of all modules that end with a call of `run_main`."""
+    paths = [*ROOT.glob("*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("studies/**/*.py")]
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    found = [path for path in paths if re.search(r"\n    run_main\(main.*\n$", texts[path])]
+    return [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in found]
+
+
+def test_all_scripts_are_found():
+    assert {"train", "eval", *WITHOUT_SETTINGS, *WITH_SETTINGS_OF_SFT} <= set(scripts())
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_help_comes_before_the_slow_imports(run_without_torch, script):
+    done = run_without_torch(f"-m {script}", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    path = Path(ROOT, f"{script.replace('.', '/')}.py")
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False)
+    if script in WITHOUT_SETTINGS:
+        assert done.stdout == f"{doc.strip()}\n"
+    else:
+        assert done.stdout.startswith(f"{doc.strip()}\n\nSettings and their defaults:\n")
+        assert done.stdout.count("\n  --seed=0 ") == 1
+        assert done.stdout.count("\n  --sft_lr=") == (script in WITH_SETTINGS_OF_SFT)
 
 
 def test_a_missing_record_is_said_at_once(run_without_torch):

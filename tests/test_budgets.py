@@ -19,13 +19,13 @@ import train
 from dialogue import Episode, TurnRecord
 from engine import Sample
 from envs import make_env, reserved_instances
-from rollout import Trajectory, Turn, collect, summarize, without_errors
+from rollout import Trajectory, Turn, collect, without_errors
 from support import budget_warnings
 from support.budget_warnings import budget_note, budget_summary, budget_warning, idle_summary
-from support.chat_server import read_reply
 from support.records import trajectory_record, transcript
-from support.scores import Scores, budget_notes, score
+from support.scores import Scores, budget_notes, score, summarize
 from tools import demonstrations, replay
+from tools.chat_server import read_reply
 from tools.viewer import data as view_data
 from worlds import hub
 

@@ -9,7 +9,6 @@ from configurator import (
     SftConfig,
     UserError,
     check_type,
-    help_text,
     load_config,
     parse_text,
 )
@@ -25,6 +24,7 @@ import pytest
 from shared_fixtures import config_file as shipped
 
 from support.run import describe
+from support.terminal import help_text, setting_help
 
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
@@ -499,6 +499,13 @@ def test_experiment_loads_alone_and_tiny(name):
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 
 
+def test_the_main_experiment_writes_defaults_out():
+    config = load(shipped("frozenlake_ppo"))
+    default = Config()
+    changed = {key for key, value in asdict(config).items() if value != getattr(default, key)}
+    assert changed == {"out_dir", "env"}  # `env` names the options of the default board
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlay_loads_on_an_experiment(name):
     base = load(shipped("frozenlake_ppo"))
@@ -548,16 +555,16 @@ def test_every_field_has_a_comment_and_is_in_the_help():
 
 def test_the_help_of_one_setting():
     line = "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn"
-    assert configurator.setting_help("lam") == line
+    assert setting_help("lam") == line
     # This help comes from two lines of comment.
-    assert configurator.setting_help("max_error_frac").endswith(
+    assert setting_help("max_error_frac").endswith(
         "before the run stops; one group may always do so, unless this is 0"
     )
     with pytest.raises(UserError, match="unknown key 'lamb' from --help: did you mean lam?"):
-        configurator.setting_help("lamb")
+        setting_help("lamb")
     with pytest.raises(UserError, match="sft_lr from --help is a setting of tools.sft"):
-        configurator.setting_help("sft_lr")
-    assert configurator.setting_help("sft_lr", SftConfig).startswith("--sft_lr=1e-5  # 0 or more")
+        setting_help("sft_lr")
+    assert setting_help("sft_lr", SftConfig).startswith("--sft_lr=1e-5  # 0 or more")
 
 
 def test_a_script_prints_the_help_of_one_setting(tmp_path):
@@ -609,7 +616,8 @@ def test_the_help_of_tools_sft_shows_its_settings():
 # ---- scripts ----
 
 SCRIPT = '''"""What this script is for."""
-from configurator import UserError, run_main, load_config
+from configurator import UserError, load_config
+from support.terminal import run_main
 
 def main(argv):
     config, _, _ = load_config(argv)
@@ -682,3 +690,23 @@ def test_script_help(tmp_path, flag):
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.startswith("What this script is for.")
     assert all(f"--{field.name}=" in done.stdout for field in fields(Config))
+
+
+FORK = """
+import argparse
+import envs
+
+parser = argparse.ArgumentParser(description="A program of a fork.")
+parser.add_argument("--boards", help="number of boards")
+parser.parse_args()
+"""
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_a_program_that_imports_envs_keeps_its_own_help(tmp_path, flag):
+    (tmp_path / "fork.py").write_text(FORK)
+    command = [sys.executable, "fork.py", flag]
+    env = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: fork.py") and "number of boards" in done.stdout

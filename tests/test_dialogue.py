@@ -1,93 +1,17 @@
-"""Tests of dialogue.py: how rewards are spread over turns, rewards for thoughts, games by hand.
+"""Tests of dialogue.py: rewards for thoughts, games by hand.
 
 Run with:  python -m pytest -q tests/test_dialogue.py
 """
 
 from configurator import Config
 
-import random
 import subprocess
 import sys
 
 import pytest
 
-from dialogue import Episode, format_response, shape_rewards
+from dialogue import Episode, format_response
 from envs import make_env
-
-# ---------- densities
-
-
-@pytest.mark.parametrize(
-    "rewards, success, density, most, expected",
-    [
-        ([0.0, 0.0, 1.0], True, "sparse", 1, [0, 0, 1]),
-        # sparse: without success, nothing is paid
-        ([0.5, 0.0, 0.5], False, "sparse", 1, [0, 0, 0]),
-        ([1.0], True, "sparse", 1, [1]),
-        # The last turn of a win makes the rewards sum to 1.
-        ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
-        ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
-        # Progress counts up to 0.99; a win pays the rest.
-        ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),
-        ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
-        ([0.25], False, "dense", 1, [0.25]),
-        ([0.25], True, "dense", 1, [1]),
-        # Progress is paid at turn 2, the second with a positive reward, and at the last turn.
-        ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
-        ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
-        ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # rewards sum to 0
-        ([1.0], True, "balanced", 4, [1]),
-    ],
-)
-def test_shape_by_hand(rewards, success, density, most, expected):
-    found = shape_rewards(rewards, success, density, max_reward=most)
-    assert found == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    "remaining, success, expected",
-    [
-        ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
-        ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
-        ([2, 4, 1], False, [-1, 3 / 2]),  # farther away, then nearer
-        # no plan counts as distance 4, twice the first
-        ([2, None, None], False, [-1, 0]),
-        ([3, None, 1], False, [-1, 5 / 3]),  # the next move leads to a state with a plan again
-        ([3, 0], True, [1]),
-        ([3, 0], False, [-1]),  # a plan of 0 moves without success counts as no plan
-        ([3, None], True, [1]),  # a finished game may have no plan
-        ([None, 3, 0], True, [-2, 3]),  # without a plan at the start, the first distance is 1
-        ([None, None], False, [-1]),
-    ],
-)
-def test_plan_density_by_hand(remaining, success, expected):
-    found = shape_rewards([0.0] * (len(remaining) - 1), success, "plan", plan_lengths=remaining)
-    assert found == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("density", ["sparse", "dense", "balanced", "plan"])
-def test_every_win_pays_one_and_every_loss_less(density):
-    rng = random.Random(0)
-    sums = set()
-    for _ in range(500):
-        turns = rng.randint(1, 6)
-        success = rng.random() < 0.5
-        rewards = [rng.choice([-1.0, -0.1, 0.0, 0.5, 1.0, 10.0]) for _ in range(turns)]
-        remaining = [rng.choice([None, 0, 1, 2, 5]) for _ in range(turns + 1)]
-        shaped = shape_rewards(rewards, success, density, max_reward=2.0, plan_lengths=remaining)
-        assert len(shaped) == turns
-        if success:
-            assert sum(shaped) == pytest.approx(1.0)
-        else:
-            assert sum(shaped) < 0.995
-        sums.add(round(sum(shaped), 6))
-    assert len(sums) == 2 if density == "sparse" else len(sums) > 5
-
-
-def test_a_density_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="must be sparse, dense, balanced or plan, got 'native'"):
-        shape_rewards([1.0], True, "native")
-
 
 # ---------- thoughts
 

@@ -22,11 +22,18 @@ from dialogue import TurnRecord
 from engine import make_engine
 from eval import play_reference
 from grids import FrozenLake
-from rollout import Trajectory, Turn, make_episode, summarize
+from rollout import Trajectory, Turn, make_episode
 from support.arguments import PLAYERS, policy_of
 from support.records import trajectory_record, write_jsonl
 from support.run_folder import save_config
-from support.scores import Scores, differences, score, score_table, success_interval
+from support.scores import (
+    Scores,
+    differences,
+    score,
+    score_table,
+    success_interval,
+    summarize,
+)
 from support.statistics import wilson_interval
 from tools import replay
 

@@ -18,8 +18,9 @@ import envs
 from envs import make_env, reserved_instances
 from eval import play_reference
 from rollout import collect, make_episode
-from support.arguments import read_eval, read_sft, read_train
+from support.arguments import read_eval, read_train
 from support.preflight import check_first_turn
+from tools.sft import read_sft
 
 CODE = """
 import random

@@ -7,6 +7,7 @@ from configurator import Config, UserError, load_config
 
 import doctest
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,85 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
     rewards = torch.zeros(sum(tokens_per_turn), dtype=turn_rewards.dtype)
     rewards[torch.tensor(tokens_per_turn).cumsum(0) - 1] = turn_rewards
     return rewards
+
+
+# ---------- reward density
+
+
+@pytest.mark.parametrize(
+    "rewards, success, density, most, expected",
+    [
+        ([0.0, 0.0, 1.0], True, "sparse", 1, [0, 0, 1]),
+        # sparse: without success, nothing is paid
+        ([0.5, 0.0, 0.5], False, "sparse", 1, [0, 0, 0]),
+        ([1.0], True, "sparse", 1, [1]),
+        # The last turn of a win makes the rewards sum to 1.
+        ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
+        ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
+        # Progress counts up to 0.99; a win pays the rest.
+        ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),
+        ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
+        ([0.25], False, "dense", 1, [0.25]),
+        ([0.25], True, "dense", 1, [1]),
+        # Progress is paid at turn 2, the second with a positive reward, and at the last turn.
+        ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
+        ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
+        ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # rewards sum to 0
+        ([1.0], True, "balanced", 4, [1]),
+    ],
+)
+def test_shape_by_hand(rewards, success, density, most, expected):
+    found = methods.shape_rewards(rewards, success, density, max_reward=most)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "remaining, success, expected",
+    [
+        ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
+        ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
+        ([2, 4, 1], False, [-1, 3 / 2]),  # farther away, then nearer
+        # no plan counts as distance 4, twice the first
+        ([2, None, None], False, [-1, 0]),
+        ([3, None, 1], False, [-1, 5 / 3]),  # the next move leads to a state with a plan again
+        ([3, 0], True, [1]),
+        ([3, 0], False, [-1]),  # a plan of 0 moves without success counts as no plan
+        ([3, None], True, [1]),  # a finished game may have no plan
+        ([None, 3, 0], True, [-2, 3]),  # without a plan at the start, the first distance is 1
+        ([None, None], False, [-1]),
+    ],
+)
+def test_plan_density_by_hand(remaining, success, expected):
+    found = methods.shape_rewards(
+        [0.0] * (len(remaining) - 1), success, "plan", plan_lengths=remaining
+    )
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("density", ["sparse", "dense", "balanced", "plan"])
+def test_every_win_pays_one_and_every_loss_less(density):
+    rng = random.Random(0)
+    sums = set()
+    for _ in range(500):
+        turns = rng.randint(1, 6)
+        success = rng.random() < 0.5
+        rewards = [rng.choice([-1.0, -0.1, 0.0, 0.5, 1.0, 10.0]) for _ in range(turns)]
+        remaining = [rng.choice([None, 0, 1, 2, 5]) for _ in range(turns + 1)]
+        shaped = methods.shape_rewards(
+            rewards, success, density, max_reward=2.0, plan_lengths=remaining
+        )
+        assert len(shaped) == turns
+        if success:
+            assert sum(shaped) == pytest.approx(1.0)
+        else:
+            assert sum(shaped) < 0.995
+        sums.add(round(sum(shaped), 6))
+    assert len(sums) == 2 if density == "sparse" else len(sums) > 5
+
+
+def test_a_density_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="must be sparse, dense, balanced or plan, got 'native'"):
+        methods.shape_rewards([1.0], True, "native")
 
 
 # ---------- GiGPO
@@ -572,11 +652,11 @@ def test_masks_without_anything_to_drop_change_no_bit(played):
     assert "observation_nll" not in metrics
 
 
-@pytest.mark.parametrize("sequence", ["trajectory", "turn"])
-def test_gspo_is_ppo_in_the_first_step(played, sequence):
+@pytest.mark.parametrize("segment", ["trajectory", "turn"])
+def test_gspo_is_ppo_in_the_first_step(played, segment):
     learner, kept, _ = played
     gradient, _ = gradient_of(played)
-    experience = with_settings(learner, kept, sequence=sequence)
+    experience = with_settings(learner, kept, segment=segment)
     nearly, _ = gradient_of((learner, kept, experience), sequence_ratio=True)
     assert (gradient - nearly).abs().max() < 1e-4 * gradient.abs().max()
 
@@ -638,12 +718,12 @@ def test_the_states_of_turns_reach_gigpo(played):
     torch.testing.assert_close(experience.advantages, expected.float(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_sequence_is_a_trajectory_or_a_turn(played):
+def test_a_segment_is_a_trajectory_or_a_turn(played):
     learner, kept, experience = played
     num_turns = sum(len(trajectory.turns) for trajectory in kept)
     assert len(experience.segment_ids.unique()) == len(kept) < num_turns
     assert len(experience.turn_ids.unique()) == num_turns
-    by_turn = with_settings(learner, kept, sequence="turn")
+    by_turn = with_settings(learner, kept, segment="turn")
     assert torch.equal(by_turn.segment_ids, experience.turn_ids)
     by_window = with_settings(learner, kept, context_turns=1)
     assert torch.equal(by_window.segment_ids, experience.turn_ids)
@@ -779,7 +859,7 @@ def test_a_method_that_cannot_act_is_named_though_an_overlay_gives_it():
 
 def test_sampo_is_gspo_and_gigpo_with_a_filter():
     own = {"clip_low": 3e-3, "clip_high": 4e-3, "filter_strategy": "top_p", "filter_keep": 1.0}
-    own["sequence"] = "turn"
+    own["segment"] = "turn"
     parts = {**settings_of("gspo"), **settings_of("gigpo"), **own}
     del parts["batch_size"]
     assert settings_of("sampo") == {**parts, "estimator": "grpo"}
@@ -789,7 +869,7 @@ def test_sampo_is_gspo_and_gigpo_with_a_filter():
 def test_neutral_values_change_no_metric_of_a_run(trained_folder, tmp_path, one_rank):
     """Each iteration takes four optimizer steps, so that the policy differs from the engine."""
     settings = dict(estimator="grpo", batch_size=4, filter_keep=1.0)
-    neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, sequence="turn")
+    neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, segment="turn")
     plain = rows(tmp_path / "plain", trained_folder, **settings)
     same = rows(tmp_path / "same", trained_folder, **settings, **neutral)
     assert plain == same and plain[-1]["approx_kl"] > 0

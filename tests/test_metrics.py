@@ -18,6 +18,7 @@ from test_rollout import two_trajectories
 import starpo
 from support import metrics
 from support.metrics import GROUPS, METRICS, PLACEHOLDERS, glossary, metric_groups, metric_names
+from support.scores import summarize
 from support.training_metrics import explained_variance, iteration_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,6 +104,33 @@ def test_metrics_of_an_iteration_by_hand():
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     # Other functions fill in these metrics.
     assert found["pg_loss"] is None and found["eval_success"] is None
+
+
+def test_summarize_by_hand():
+    first, second = two_trajectories()
+    assert (first.score, first.num_response_tokens) == (0.9, 4)
+    assert summarize([first, second]) == pytest.approx(
+        {
+            "success": 1 / 2,
+            "reward": (0.9 + 0.0) / 2,
+            "void_frac": 1 / 2,
+            "num_turns": 3 / 2,
+            "num_actions": (2 + 3) / 2,
+            "valid_frac": 2 / 3,
+            "effective_frac": (0 + 0.5 + 1) / 3,
+            "thought_true_frac": 3 / 4,
+            "thoughts_per_turn": 4 / 3,
+            "response_length": (4 + 2) / 2,
+            "lost_frac": 1 / 2,
+            "out_of_actions_frac": 0.0,
+            "out_of_turns_frac": 0.0,
+            "out_of_tokens_frac": 0.0,
+            "cut_frac": 0.0,
+            "cut_by_context_frac": 0.0,
+        }
+    )
+    unchecked = replace(first, turns=first.turns[:1])
+    assert summarize([unchecked])["thought_true_frac"] == 0.0
 
 
 def test_explained_variance_by_hand():

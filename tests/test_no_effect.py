@@ -50,7 +50,7 @@ INERT = [
     (ONE, "importance_floor", 0.5, STEP),
     (ONE, "sequence_mask", 0.9, STEP),
     (ONE, "tv_bound", 0.2, STEP),
-    (TWO_GRPO, "sequence", "turn", "sequence_ratio is False and sequence_mask is 0"),
+    (TWO_GRPO, "segment", "turn", "sequence_ratio is False and sequence_mask is 0"),
     (
         dict(**TWO_GRPO, sequence_ratio=True),
         "importance_cap",
@@ -59,6 +59,7 @@ INERT = [
     ),
     (dict(**TWO_GRPO, tv_bound=0.2), "clip_low", 0.5, "tv_bound replaces the clip"),
     (dict(**TWO_GRPO, max_turns=1), "observation_coef", 0.1, "max_turns is 1"),
+    (dict(**TWO_GRPO, sequence_ratio=True, max_turns=1), "segment", "turn", "max_turns is 1"),
     (
         dict(**TWO_GRPO, context_turns=1),
         "observation_coef",

@@ -15,7 +15,7 @@ The code is meow-tea-taro at commit a9c248c.
         practitioner: test_a_lost_game_is_worth_less_than_a_won_one
         textworld: test_a_lost_game_is_no_success
     a game that runs out of turns with 9 of 10 milestones pays 9, and a won one pays 1
-        dialogue: test_every_win_pays_one_and_every_loss_less
+        methods: test_every_win_pays_one_and_every_loss_less
         worlds: test_a_win_is_worth_more_than_any_loss
         practitioner: test_a_lost_game_is_worth_less_than_a_won_one
     GRPO and RLOO with groups of one
@@ -57,9 +57,10 @@ from shared_fixtures import config_file, small_config
 
 import packing
 import rollout
-from dialogue import Episode, parse_response, shape_rewards
+from dialogue import Episode, parse_response
 from engine import make_engine
 from envs import Env, make_env
+from methods import shape_rewards
 from model import Policy
 from tools.demonstrations import demonstration
 from train import build_experience

@@ -10,6 +10,7 @@ from configurator import UserError
 import itertools
 import math
 import random
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -24,6 +25,7 @@ from transformers import AutoModelForCausalLM
 import dialogue
 import engine as engine_module
 import envs
+import methods
 import parallel
 import rollout
 from dialogue import TurnRecord
@@ -36,7 +38,6 @@ from rollout import (
     Turn,
     collect,
     split_by_context,
-    summarize,
     unmask,
 )
 from support.preflight import check_installed
@@ -366,7 +367,7 @@ def test_densities_replace_the_rewards_of_the_environment_only(chat, density, sp
         penalties = [0.0 if turn.record.format_ok else -0.1 for turn in old.turns]
         assert_rewards(old, rewards, penalties)
         options = dict(max_reward=most, plan_lengths=remaining)
-        expected = dialogue.shape_rewards(rewards, old.success, density, **options)
+        expected = methods.shape_rewards(rewards, old.success, density, **options)
         assert_rewards(new, expected, penalties)
         assert (new.score - sum(penalties) > 0.999) == old.success
         num_changed += sum(penalties) < 0 and new.score != old.score
@@ -792,6 +793,12 @@ def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, ran
         engine.load(iter(()), 6)
 
 
+def test_players_do_not_wait_for_torch():
+    program = "import sys; import players, rollout; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 # ---------- numbers and packs
 
 
@@ -809,33 +816,6 @@ def two_trajectories():
     first = Trajectory((1,), 0, turns, "success")
     second = Trajectory((2,), 1, [last], "failure")
     return first, second
-
-
-def test_summarize_by_hand():
-    first, second = two_trajectories()
-    assert (first.score, first.num_response_tokens) == (0.9, 4)
-    assert summarize([first, second]) == pytest.approx(
-        {
-            "success": 1 / 2,
-            "reward": (0.9 + 0.0) / 2,
-            "void_frac": 1 / 2,
-            "num_turns": 3 / 2,
-            "num_actions": (2 + 3) / 2,
-            "valid_frac": 2 / 3,
-            "effective_frac": (0 + 0.5 + 1) / 3,
-            "thought_true_frac": 3 / 4,
-            "thoughts_per_turn": 4 / 3,
-            "response_length": (4 + 2) / 2,
-            "lost_frac": 1 / 2,
-            "out_of_actions_frac": 0.0,
-            "out_of_turns_frac": 0.0,
-            "out_of_tokens_frac": 0.0,
-            "cut_frac": 0.0,
-            "cut_by_context_frac": 0.0,
-        }
-    )
-    unchecked = replace(first, turns=first.turns[:1])
-    assert summarize([unchecked])["thought_true_frac"] == 0.0
 
 
 def test_every_response_token_has_a_log_prob():

@@ -66,6 +66,8 @@ def test_settings_that_a_file_lacks_have_their_defaults(tmp_path):
     assert load_saved(path) == Config(seed=3)
     path.write_text('{"config": {"seed": 3, "num_samples": 64}}')  # num_samples was a setting
     assert load_saved(path) == Config(seed=3)
+    path.write_text('{"config": {"sequence": "turn"}}')  # the former name of `segment`
+    assert load_saved(path) == Config(segment="turn")
 
 
 def test_a_run_continues_with_its_settings_only(tmp_path):

@@ -34,8 +34,8 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS -> data tabl
 FLOORS = (
     "configurator packing support.statistics support.collapse_signs support.precision"
     " support.budget_warnings support.quotes support.threads support.code_version",
-    "support.time_limit",
-    "envs starpo support.run_folder support.json_shapes support.model_folder support.web"
+    "support.terminal support.time_limit",
+    "envs starpo support.run_folder support.json_shapes support.model_folder"
     " support.checksums support.settings_history worlds.planners worlds.sokoban_rooms",
     "support.preflight",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures methods",
@@ -43,7 +43,7 @@ FLOORS = (
     "players",
     "support.records support.scores support.checkpoint support.run_lock"
     " support.mutual_information support.log support.tensorboard_log support.wandb_log"
-    " support.seed_groups support.arguments support.chat_server support.no_effect",
+    " support.seed_groups support.arguments support.no_effect",
     "learner",
     "support.report support.run support.training_metrics",
     "eval",
@@ -66,6 +66,7 @@ MEASURE_TRAIN = (
 # Packages that the listed modules may import besides the standard library and the project.
 THIRD_PARTY = {
     "configurator": set(),
+    "support.terminal": set(),
     "packing": {"flash_attn", "torch"},
     "envs": {"numpy"},
     "grids": {"numpy"},

@@ -16,7 +16,7 @@ from support.threads import map_in_threads
 ROOT = Path(threads.__file__).resolve().parent.parent
 HANGING = """
 import time
-from configurator import run_main
+from support.terminal import run_main
 from support.threads import map_in_threads
 
 def hang(number):

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from support import chat_server
-from support.web import exchange
+from tools import chat_server
+from tools.web import exchange
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -35,8 +35,9 @@ from text_games import (
 )
 
 import envs
-from dialogue import Episode, check_thought, shape_rewards
+from dialogue import Episode, check_thought
 from envs import make_env
+from methods import shape_rewards
 from worlds import household, quest, text_base
 
 ROOT = pathlib.Path(envs.__file__).parent

@@ -9,9 +9,26 @@ trajectories. If a call of an environment exceeds its time limit, the game ends 
 call goes on in its thread. The server limits the context; max_context_tokens has no effect.
 """
 
-from configurator import Config, UserError, run_main
+from configurator import Config, UserError
 
-from support.arguments import Job, read_api_models, scored_envs
+from support.arguments import SCORING_OPTIONS, Job, read_scoring, scored_envs
+from support.terminal import run_main
+from tools.chat_server import check_server, request_reply
+
+
+def read_api_models(argv: list[str]) -> Job:
+    """Read the command line, and check the server."""
+    options = {**SCORING_OPTIONS, "api_base": "", "api_model": ""}
+    job = read_scoring(argv, options, "tools.api_models", default_model=False)
+    url = job.options["api_base"]
+    if not url or not job.options["api_model"]:
+        given = " ".join(argv) or "nothing"
+        raise UserError(f"give both --api_base=URL and --api_model=NAME; got {given}")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"api_base must begin with http:// or https://, got {url!r}")
+    check_server(url)
+    return job
+
 
 if __name__ == "__main__":
     run_main(read_api_models)  # reports mistakes before the slow imports
@@ -26,7 +43,6 @@ from tqdm import tqdm
 
 from eval import SEED_EVAL, model_rows, player_rows, report_rows
 from rollout import Reply, Rollout, Trajectory, make_episode, play
-from support.chat_server import request_reply
 from support.log import progress_bar
 from support.quotes import split_unquoted, unquote
 from support.scores import Row, Scores, score

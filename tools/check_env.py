@@ -9,7 +9,7 @@ and 2 if the environment cannot be built. The checks run in a process of their o
 environment that ends its process is reported, too.
 """
 
-from configurator import Config, UserError, load_config, printable, run_main
+from configurator import Config, UserError, load_config, printable
 
 import hashlib
 import io
@@ -45,6 +45,7 @@ from envs import (
     show,
 )
 from support.no_effect import print_unread
+from support.terminal import run_main
 from support.time_limit import EnvError, call_with_timeout
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,13 +12,64 @@ on the same prompts. Without --out the files are out/comparisons/A_vs_B.md, .csv
 The 95 % intervals are over prompts and seeds, see support/statistics.py.
 """
 
-from configurator import UserError, printable, read_option, run_main
+from configurator import UserError, printable, read_option
 
-import csv
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from support.terminal import run_main
+
+OPTIONS = {"threshold": float, "out": str}
+
+
+class Command(NamedTuple):
+    """A parsed command line."""
+
+    groups: list[list[Path]]  # the folders of the runs of each arm
+    threshold: float | None  # per cent; None: what `highest_shared_level` returns
+    out: str  # path of the files without their endings; "" for out/comparisons/A_vs_B
+    left_out: list[str]  # arguments that are files
+
+
+def read_command(argv: Sequence[str]) -> Command:
+    """Parse folders of runs, with "vs" between arms, and options. Raises: UserError."""
+    options = {"threshold": None, "out": ""}
+    groups: list[list[Path]] = [[]]
+    left_out = []
+    for argument in argv:
+        if argument.startswith("--"):
+            if "=" not in argument:
+                raise UserError(f"{argument} has no value; expected --threshold=80 or --out=PATH")
+            key, value = read_option(argument, OPTIONS)
+            options[key] = value
+        elif argument == "vs":
+            groups.append([])
+        elif Path(argument).is_file():  # out/grpo* may also match out/grpo.log
+            left_out.append(argument)
+        elif not Path(argument).is_dir():
+            raise UserError(
+                f"{argument} does not exist; expected folders of runs, and 'vs' between arms"
+            )
+        else:
+            groups[-1].append(Path(argument))
+    if not all(groups):
+        given = " ".join(argv) or "nothing"
+        raise UserError(
+            f"give the runs of each arm, with 'vs' between arms, such as out/grpo* vs out/rloo*; "
+            f"got {given}"
+        )
+    threshold = options["threshold"]
+    if threshold is not None and not 0 < threshold <= 100:
+        raise UserError(f"threshold must be more than 0 and at most 100 per cent, got {threshold}")
+    return Command(groups, threshold, options["out"], left_out)
+
+
+if __name__ == "__main__":
+    run_main(read_command, kind=None)  # reports mistakes before the slow imports
+
+import csv
+import html
 
 import numpy as np
 
@@ -30,7 +81,6 @@ from tools.plotting.arms import POLICIES, Arm, TrainedRun, changed_settings, mak
 from tools.plotting.tables import difference, markdown, rate, short_commit
 from tools.viewer.curves import draw_arms, shared_players
 
-OPTIONS = {"threshold": float, "out": str}
 ENDINGS = (".md", ".csv", ".png", ".pdf")
 LONGEST_STEM = 120  # characters of the default file name A_vs_B, at most
 LEVEL_STEP = 5  # per cent; the default threshold is a multiple of it
@@ -45,14 +95,6 @@ Means over seeds of what a run used until its first evaluation with at least thi
 is that of rollouts and updates. Tokens are those sampled in rollouts. Evaluations do not count."""
 
 
-class Command(NamedTuple):
-    """A parsed command line."""
-
-    groups: list[list[Path]]  # the folders of the runs of each arm
-    threshold: float | None  # per cent; None: what `highest_shared_level` returns
-    out: str  # path of the files without their endings; "" for out/comparisons/A_vs_B
-
-
 class Cost(NamedTuple):
     """CPU time and tokens that the seeds of an arm used until they reached a success rate."""
 
@@ -62,6 +104,8 @@ class Cost(NamedTuple):
 
 def main(argv: list[str]) -> None:
     command = read_command(argv)
+    for path in command.left_out:
+        print(f"{printable(path)} is a file, not the folder of a run, so it is left out")
     arms = make_arms(command.groups)
     check_comparable(arms)
     stem = command.out
@@ -81,41 +125,6 @@ def main(argv: list[str]) -> None:
     draw_arms(pictures, arms)
     print(text)
     print(f"wrote {', '.join(str(path) for path in paths)}")
-
-
-# ---------- command line
-
-
-def read_command(argv: Sequence[str]) -> Command:
-    """Parse folders of runs, with "vs" between arms, and options. Raises: UserError."""
-    options = {"threshold": None, "out": ""}
-    groups: list[list[Path]] = [[]]
-    for argument in argv:
-        if argument.startswith("--"):
-            if "=" not in argument:
-                raise UserError(f"{argument} has no value; expected --threshold=80 or --out=PATH")
-            key, value = read_option(argument, OPTIONS)
-            options[key] = value
-        elif argument == "vs":
-            groups.append([])
-        elif Path(argument).is_file():  # out/grpo* may also match out/grpo.log
-            print(f"{printable(argument)} is a file, not the folder of a run, so it is left out")
-        elif not Path(argument).is_dir():
-            raise UserError(
-                f"{argument} does not exist; expected folders of runs, and 'vs' between arms"
-            )
-        else:
-            groups[-1].append(Path(argument))
-    if not all(groups):
-        given = " ".join(argv) or "nothing"
-        raise UserError(
-            f"give the runs of each arm, with 'vs' between arms, such as out/grpo* vs out/rloo*; "
-            f"got {given}"
-        )
-    threshold = options["threshold"]
-    if threshold is not None and not 0 < threshold <= 100:
-        raise UserError(f"threshold must be more than 0 and at most 100 per cent, got {threshold}")
-    return Command(groups, threshold, options["out"])
 
 
 def check_comparable(arms: Sequence[Arm]) -> None:

@@ -12,7 +12,7 @@ at most, the fourth plans:
     python -m tools.crowd config/sokoban_ppo.py --samples=16
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import Config, UserError, load_config
 
 import copy
 from collections.abc import Callable
@@ -26,6 +26,7 @@ from grids import FrozenLake, Grid, Sokoban
 from rollout import Reply, Rollout, make_episode, play
 from support.no_effect import print_unread
 from support.statistics import rate_interval
+from support.terminal import run_main
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 

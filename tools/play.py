@@ -8,7 +8,7 @@ Type actions, such as: Down || Right. An unknown action costs nothing here: you 
 A line with "<" is sent as the whole reply, with its tags.
 """
 
-from configurator import Config, UserError, load_config, printable, run_main
+from configurator import Config, UserError, load_config, printable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
 from support.mixtures import env_specs
 from support.no_effect import print_unread
+from support.terminal import run_main
 from support.time_limit import EnvError, call_with_timeout
 
 PLAYERS = {"--expert": "optimal", "--random": "random"}

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from dialogue import Chat
 from engine import make_engine
-from rollout import collect, summarize, without_errors
+from rollout import collect, without_errors
+from support.scores import summarize
 
 SEED_PROBE = 13  # separates the random streams of this file from others
 PROBE_KEYS = (

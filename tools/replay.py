@@ -8,9 +8,30 @@ the recorded one.
 --json, --jsonl and --against work as in eval.py.
 """
 
-from configurator import Config, UserError, printable, run_main
+from configurator import Config, UserError, printable
 
-from support.arguments import Job, read_replay, scored_envs
+from pathlib import Path
+
+from support.arguments import SCORING_OPTIONS, Job, read_scoring, scored_envs
+from support.terminal import run_main
+
+
+def read_replay(argv: list[str]) -> Job:
+    """Read the command line."""
+    options = {**SCORING_OPTIONS, "record": ""}
+    job = read_scoring(argv, options, "tools.replay", default_model=False, score_runs=False)
+    if not job.options["record"]:
+        given = " ".join(argv) or "nothing"
+        raise UserError(
+            "give --record=PATH, a file of trajectories that a run or eval.py --jsonl wrote; "
+            f"got {given}"
+        )
+    if job.models or job.options["player"] or job.options["samples"] > 1:
+        raise UserError("tools.replay takes no model, player or samples; it only plays the record")
+    if not Path(job.options["record"]).is_file():
+        raise UserError(f"record={job.options['record']!r} is not a file")
+    return job
+
 
 if __name__ == "__main__":
     run_main(read_replay)  # reports mistakes before the slow imports

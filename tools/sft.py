@@ -14,12 +14,53 @@ step and add up their gradients. An interrupted run continues from out_dir, by d
 for config/NAME.py. The model plays held-out instances to measure its success.
 """
 
-from configurator import SftConfig, UserError, run_main
+from configurator import SftConfig, UserError, load_config
 
-from support.arguments import read_sft
+from dataclasses import replace
+from pathlib import Path
+
+from support.arguments import check_envs
+from support.mixtures import env_specs
+from support.model_folder import find_model
+from support.run_folder import (
+    check_out_dir,
+    check_writable,
+    read_json,
+    save_config,
+    write_rows,
+)
+from support.terminal import run_main
+
+
+def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
+    """Read the command line. Returns: settings, options, sources."""
+    config, options, sources = load_config(argv, extra={"export": ""}, kind=SftConfig)
+    if not config.sft_steps:
+        raise UserError("nothing to do: sft_steps is 0; give --sft_steps=N")
+    if len(env_specs(config.env)) > 1:
+        raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
+    if config.wandb:
+        raise UserError("supervised learning does not log to W&B; leave --wandb out")
+    check_imitation(config)
+    if sources["out_dir"] == "default":
+        config = replace(config, out_dir=f"{config.out_dir}_sft")  # out/NAME is for train.py
+    if options["export"]:
+        check_writable(options["export"])
+    else:
+        check_out_dir(config)
+    check_envs(config, env_specs(config.env))
+    find_model(config.model)
+    return config, options, sources
+
+
+def check_imitation(config: SftConfig) -> None:
+    """Check that supervised learning supports the dtype. Raises: UserError."""
+    if config.dtype == "float16":  # float16 would need a loss scale
+        raise UserError("supervised learning computes in float32 or bfloat16, got dtype='float16'")
+
 
 if __name__ == "__main__":
-    run_main(read_sft)  # reports mistakes before the slow imports
+    run_main(read_sft, kind=SftConfig)  # reports mistakes before the slow imports
 
 import copy
 import math
@@ -29,7 +70,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -45,7 +85,6 @@ from rollout import Trajectory, split_by_context
 from support.checkpoint import Saver, export, newest, trainable_parameters
 from support.log import progress_bar
 from support.no_effect import print_unread
-from support.run_folder import read_json, save_config, write_rows
 from support.run_lock import lock_folder
 from tools.demonstrations import (
     demonstrations_at,

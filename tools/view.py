@@ -15,27 +15,12 @@ loads nothing from the network. The address of the page names the trajectory, th
 filters, so a link shows them again.
 """
 
-from configurator import UserError, run_main
+from configurator import UserError
 
-import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.run_folder import write_atomically
-from tools.viewer.curves import draw_curves, draw_warning_panel
-from tools.viewer.data import STAGES, load_runs
-from tools.viewer.gif import draw_gif
-
-PAGE = Path(__file__).parent / "viewer" / "page"
-TEMPLATE = PAGE / "page.html"
-STYLE = "{{style}}"  # placeholders in the template
-DATA = "{{data}}"
-SCRIPTS = "{{scripts}}"
-# in the order in which the browser runs them
-SCRIPT_NAMES = ("data", "elements", "boards", "marks", "list", "pane", "strip", "link", "start")
-REFRESH_S = 5  # seconds after which the browser reloads a page that follows a run
-POLL_S = 2.0  # seconds after which --follow looks for new records again
+from support.terminal import run_main
 
 
 @dataclass(frozen=True)
@@ -51,35 +36,6 @@ class Command:
     @property
     def shown(self) -> list[Path]:
         return [self.runs[0], self.against] if self.against else [self.runs[0]]
-
-
-def main(argv: list[str]) -> None:
-    command = parse_command(argv)
-    run = command.runs[0]
-    others = []  # the same picture in other formats
-    if command.gif is not None:
-        path = run / f"trajectory_{command.gif}.gif"
-        draw_gif(load_runs([run]), command.gif, path)
-    elif command.panel:
-        path = run / "panel.png"
-        others = [path.with_suffix(".pdf")]
-        draw_warning_panel(command.runs, path, *others)
-    elif len(command.runs) > 1:
-        path = run / "curves.png"
-        others = [path.with_suffix(".pdf")]
-        draw_curves(command.runs, path, *others)
-    else:
-        path = page_path(run, bool(command.against))
-        if command.follow:
-            follow(command.shown, path)
-            return
-        write_page(command.shown, path)
-    announce(path, *others)
-
-
-def announce(path: Path, *others: Path) -> None:
-    names = " and ".join(str(written) for written in (path, *others))
-    print(f"wrote {names}; open {path.resolve().as_uri()}", flush=True)
 
 
 def parse_command(argv: list[str]) -> Command:
@@ -138,6 +94,57 @@ def check_folders(runs: list[Path]) -> None:
                 f"{run} is a file; a plot, a GIF and --follow need the folder of a run, and a page "
                 "takes one file, or two with --against"
             )
+
+
+if __name__ == "__main__":
+    run_main(parse_command, kind=None)  # reports mistakes before the slow imports
+
+import json
+import time
+
+from support.run_folder import write_atomically
+from tools.viewer.curves import draw_curves, draw_warning_panel
+from tools.viewer.data import STAGES, load_runs
+from tools.viewer.gif import draw_gif
+
+PAGE = Path(__file__).parent / "viewer" / "page"
+TEMPLATE = PAGE / "page.html"
+STYLE = "{{style}}"  # placeholders in the template
+DATA = "{{data}}"
+SCRIPTS = "{{scripts}}"
+# in the order in which the browser runs them
+SCRIPT_NAMES = ("data", "elements", "boards", "marks", "list", "pane", "strip", "link", "start")
+REFRESH_S = 5  # seconds after which the browser reloads a page that follows a run
+POLL_S = 2.0  # seconds after which --follow looks for new records again
+
+
+def main(argv: list[str]) -> None:
+    command = parse_command(argv)
+    run = command.runs[0]
+    others = []  # the same picture in other formats
+    if command.gif is not None:
+        path = run / f"trajectory_{command.gif}.gif"
+        draw_gif(load_runs([run]), command.gif, path)
+    elif command.panel:
+        path = run / "panel.png"
+        others = [path.with_suffix(".pdf")]
+        draw_warning_panel(command.runs, path, *others)
+    elif len(command.runs) > 1:
+        path = run / "curves.png"
+        others = [path.with_suffix(".pdf")]
+        draw_curves(command.runs, path, *others)
+    else:
+        path = page_path(run, bool(command.against))
+        if command.follow:
+            follow(command.shown, path)
+            return
+        write_page(command.shown, path)
+    announce(path, *others)
+
+
+def announce(path: Path, *others: Path) -> None:
+    names = " and ".join(str(written) for written in (path, *others))
+    print(f"wrote {names}; open {path.resolve().as_uri()}", flush=True)
 
 
 def page_path(source: Path, compares: bool) -> Path:

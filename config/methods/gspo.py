@@ -1,5 +1,5 @@
 # Overlay for any experiment: GSPO (arXiv 2507.18071). The ratio of a trajectory is the geometric
-# mean of the ratios of its tokens. --sequence=turn takes the mean over a turn instead. The clip
+# mean of the ratios of its tokens. --segment=turn takes the mean over a turn instead. The clip
 # range is the paper's. GSPO needs several optimizer steps per iteration: with the 32 kept
 # trajectories of frozenlake_grpo.py, a batch_size of 8 makes four.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/gspo.py

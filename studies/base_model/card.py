@@ -1,4 +1,4 @@
-"""Print the tables of README.md: what the tiny base model can do, and how it learned.
+"""Print two tables: what the tiny base model can do (README.md shows it), and how it learned.
 
     python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
@@ -6,12 +6,13 @@ Its argument is the curve.jsonl that pretrain.py writes, with a row for every pr
 about the finished model.
 """
 
-from configurator import UserError, run_main
+from configurator import UserError
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from support.run_folder import read_rows
+from support.terminal import run_main
 from tools.plotting.tables import markdown
 
 WORLDS = {  # environment of the probes -> its name in the tables
@@ -80,4 +81,4 @@ def cells_of(values: dict[str, float], keys: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, kind=None)

@@ -16,7 +16,7 @@ The corpus also leaves out what tests of generalisation use: symbols with their 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
 
-from configurator import SftConfig, UserError, load_config, run_main
+from configurator import SftConfig, UserError, load_config
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -33,6 +33,7 @@ from grids import Sokoban
 from rollout import Rollout, Trajectory
 from studies.base_model.drills import Drill, draw_questions
 from support.no_effect import print_unread
+from support.terminal import run_main
 from tools.crowd import crowd_reply, draw_player
 from tools.demonstrations import recite
 from worlds.bandit import Bandit
@@ -256,4 +257,4 @@ def world_of(trajectory: Trajectory) -> str:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, kind=SftConfig)

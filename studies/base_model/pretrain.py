@@ -10,7 +10,23 @@ checkpoint in out_dir. Every --eval_every steps, the model plays games and answe
 held-out boards (board_probes.py), and is saved.
 """
 
-from configurator import SftConfig, UserError, load_config, run_main
+from configurator import SftConfig, UserError, load_config
+
+from support.terminal import run_main
+
+
+def read_pretraining(argv: list[str]) -> tuple[SftConfig, dict[str, str]]:
+    """Read the command line. Returns: settings, sources (`load_config`)."""
+    config, _, sources = load_config(argv, kind=SftConfig)
+    if not config.sft_steps:
+        raise UserError(
+            "nothing to do: sft_steps is 0; give studies/base_model/config/pretraining.py"
+        )
+    return config, sources
+
+
+if __name__ == "__main__":
+    run_main(read_pretraining, kind=SftConfig)  # reports mistakes before the slow imports
 
 from functools import partial
 from pathlib import Path
@@ -24,19 +40,14 @@ from rollout import Trajectory
 from studies.base_model.board_probes import base_report
 from studies.base_model.corpus import documents
 from studies.base_model.tiny_model import build_tiny
-from support.arguments import check_imitation
 from support.checkpoint import Saver, export
 from support.no_effect import print_unread
 from support.run_folder import check_out_dir, save_config
-from tools.sft import imitate, open_run, write_row
+from tools.sft import check_imitation, imitate, open_run, write_row
 
 
 def main(argv: list[str]) -> None:
-    config, _, sources = load_config(argv, kind=SftConfig)
-    if not config.sft_steps:
-        raise UserError(
-            "nothing to do: sft_steps is 0; give studies/base_model/config/pretraining.py"
-        )
+    config, sources = read_pretraining(argv)
     check_imitation(config)
     check_out_dir(config)
     device, _ = parallel.init_distributed(config)

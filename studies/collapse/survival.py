@@ -10,7 +10,12 @@ learning rate), and tested on the runs of the other cells. The warnings that a r
 (support/collapse_signs.py) are tested, too.
 """
 
-from configurator import UserError, run_main
+from configurator import UserError
+
+from support.terminal import refuse_arguments, run_main
+
+if __name__ == "__main__":
+    run_main(refuse_arguments, kind=None)  # answers --help before the slow imports
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -262,6 +267,7 @@ def main(argv: list[str]) -> None:
     """Write the tables and the picture of studies/collapse/README.md.
 
     Raises: UserError if no run is finished."""
+    refuse_arguments(argv)
     curves = rows_of(FIGURES["collapse"].curves, "tiny")
     finished = {label: rows for label, rows in curves.items() if rows}
     if not finished:

@@ -18,9 +18,10 @@ in OUT/cases, and a second call does not repeat them. OUT/credit.json, OUT/credi
 OUT/credit.png hold the results. studies/credit/README.md explains the measures.
 """
 
-from configurator import Config, UserError, run_main
+from configurator import Config, UserError
 
-from support.arguments import CreditJob, read_credit
+from studies.credit.arguments import CreditJob, read_credit
+from support.terminal import run_main
 
 if __name__ == "__main__":
     run_main(read_credit)  # reports wrong arguments before the slow imports

@@ -12,7 +12,12 @@ the rank correlation of accuracy and speed over the estimators. The page shows i
 with an interval by Student's t.
 """
 
-from configurator import UserError, run_main
+from configurator import UserError
+
+from support.terminal import refuse_arguments, run_main
+
+if __name__ == "__main__":
+    run_main(refuse_arguments, kind=None)  # answers --help before the slow imports
 
 import math
 from collections.abc import Sequence
@@ -54,8 +59,7 @@ class Result(NamedTuple):
 
 def main(argv: list[str]) -> None:
     """Fill the tables of PAGE. Raises: UserError if runs or their credit are missing."""
-    if argv:
-        raise UserError(f"studies.credit.page has no options, got {' '.join(argv)}")
+    refuse_arguments(argv)
     summaries = read_json(CREDIT, SUMMARIES)
     curves = rows_of(FIGURES["credit"].curves, "tiny")
     contents = {}

@@ -16,7 +16,23 @@ has two parts:
 The expected sum of the losses of a game is the gap between the policy and optimal play.
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import Config, UserError, load_config
+
+from grids import Grid
+from rollout import make_episode
+from support.terminal import run_main
+
+
+def read_regret(argv: list[str]) -> tuple[Config, dict[str, str]]:
+    """Read the command line. Returns: settings, sources (`load_config`)."""
+    config, _, sources = load_config(argv)
+    if not isinstance(make_episode(config).env, Grid):
+        raise UserError(f"studies.credit.regret needs frozenlake or sokoban, got env={config.env}")
+    return config, sources
+
+
+if __name__ == "__main__":
+    run_main(read_regret)  # reports mistakes before the slow imports
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,10 +42,8 @@ import numpy as np
 
 from dialogue import Chat
 from engine import make_engine
-from grids import Grid
 from model import Policy, load_model, pick_device
 from parallel import sync_weights
-from rollout import make_episode
 from studies.credit.optimal import reply_value, state_value
 from studies.credit.play import Player, RecordedGame, play_groups
 from support.arguments import split_models
@@ -56,9 +70,7 @@ class Losses(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-    config, _, sources = load_config(argv)
-    if not isinstance(make_episode(config).env, Grid):
-        raise UserError(f"studies.credit.regret needs frozenlake or sokoban, got env={config.env}")
+    config, sources = read_regret(argv)
     print_unread("studies.credit.regret", config, sources)
     rows = []
     for name in split_models(config.model):

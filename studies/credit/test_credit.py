@@ -25,6 +25,7 @@ from studies.credit.accuracy import (
     variance_shares,
     within_games,
 )
+from studies.credit.arguments import read_credit
 from studies.credit.optimal import (
     lake_values,
     optimal_advantages,
@@ -41,7 +42,6 @@ from studies.credit.play import (
     restore,
     returns_from,
 )
-from support.arguments import read_credit
 from support.run_folder import save_config
 from worlds.planners import lake_transitions
 

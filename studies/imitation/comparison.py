@@ -13,7 +13,7 @@ An interrupted run continues, and a finished row is not repeated. Rows of models
 other weights than those in base/ are ignored.
 """
 
-from configurator import UserError, load_config, run_main
+from configurator import UserError, load_config
 
 import json
 import subprocess
@@ -42,6 +42,7 @@ from studies.runs import base_of, describe_machine, launch
 from support.code_version import git_commit
 from support.run_folder import read_json, read_rows, write_atomically
 from support.statistics import difference_interval, percent
+from support.terminal import run_main
 from tools.crowd import SHARES, play_crowd
 from tools.plotting import tables
 
@@ -469,4 +470,4 @@ random number of actions a turn."""
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, kind=None)

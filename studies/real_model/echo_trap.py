@@ -9,7 +9,10 @@ of all recorded replies (starpo/view_against.html). If the script is interrupted
 continues. studies/real_model/README.md has results with more seeds and methods.
 """
 
-from configurator import UserError, run_main
+from support.terminal import refuse_arguments, run_main
+
+if __name__ == "__main__":
+    run_main(refuse_arguments, kind=None)  # answers --help before the slow imports
 
 import subprocess
 import sys
@@ -66,8 +69,7 @@ def steps() -> list[Step]:
 
 
 def main(argv: list[str]) -> None:
-    if argv:
-        raise UserError(f"expected no arguments, got {' '.join(argv)}")
+    refuse_arguments(argv)
     todo = steps()
     for number, step in enumerate(todo, start=1):
         if step.result.exists():

@@ -6,7 +6,12 @@
 README.md defines collapse, fall and sign.
 """
 
-from configurator import UserError, run_main
+from configurator import UserError
+
+from support.terminal import refuse_arguments, run_main
+
+if __name__ == "__main__":
+    run_main(refuse_arguments, kind=None)  # answers --help before the slow imports
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,8 +68,7 @@ Row = dict  # the results of a run, see studies/runs.py
 
 def main(argv: list[str]) -> None:
     """Write the pictures and tables. Raises: UserError if no run is finished."""
-    if argv:
-        raise UserError(f"expected no arguments, got {' '.join(argv)}")
+    refuse_arguments(argv)
     finished = finished_of("echo_trap")
     if not finished:
         raise UserError("no run is finished; start them: python -m studies.reproduce echo_trap")

@@ -11,7 +11,8 @@ import pytest
 
 from studies.experiments import FIGURES, settings_of
 from studies.real_model import echo_trap, guess, page, replies
-from support.arguments import read_sft, read_train
+from support.arguments import read_train
+from tools.sft import read_sft
 
 
 def row_of(successes, lengths, seed=0):

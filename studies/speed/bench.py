@@ -21,7 +21,7 @@ norm, iteration the number of tokens. vLLM and TRL (pip install trl) are measure
 installed. `python -m studies.speed.gpu_report` measures on a GPU.
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import Config, UserError, load_config
 
 import importlib
 import json
@@ -32,6 +32,7 @@ from support.arguments import check_envs
 from support.mixtures import mixture_at
 from support.model_folder import find_model
 from support.run_folder import check_writable, write_atomically
+from support.terminal import run_main
 
 BENCHMARKS = {  # name of a benchmark -> the module whose function of this name runs it
     "rollout": "studies.speed.bench_rollout",

@@ -5,7 +5,7 @@ studies/speed/bench.py runs this file in a new process for every measurement:
     python -m studies.speed.bench_head 1024   # 1,024 vocabulary columns a chunk; 0: full logits
 """
 
-from configurator import Config, UserError, run_main
+from configurator import Config, UserError
 
 import json
 import resource
@@ -15,6 +15,7 @@ import time
 from functools import partial
 
 from studies.speed.bench_measure import Rows, compare
+from support.terminal import run_main
 
 NUM_POSITIONS = 2048
 WIDTH = 896  # of Qwen2.5-0.5B
@@ -88,4 +89,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, kind=None)

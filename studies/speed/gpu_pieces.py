@@ -3,7 +3,25 @@
 python -m studies.speed.gpu_pieces update --device=cuda  # one GPU; appends to out/gpu/results.jsonl
 """
 
-from configurator import CHOICES, Config, UserError, load_config, run_main
+from configurator import CHOICES, Config, UserError, load_config
+
+from studies.speed.gpu_report import DEFAULTS, MAX_PROCESS_S, PIECES, Results
+from support.terminal import run_main
+
+
+def read_piece(argv: list[str]) -> tuple[str, Config, float]:
+    """Read the command line. Returns: name of a piece, settings, --limit_s."""
+    names = [piece.name for piece in PIECES]
+    if not argv or argv[0] not in names:
+        given = argv[0] if argv else "nothing"
+        raise UserError(f"give one of {', '.join(names)}; got {given}")
+    extra = {"limit_s": MAX_PROCESS_S}
+    config, options, _ = load_config(argv[1:], extra=extra, base=DEFAULTS)
+    return argv[0], config, options["limit_s"]
+
+
+if __name__ == "__main__":
+    run_main(read_piece)  # reports mistakes before the slow imports
 
 import gc
 import platform
@@ -28,7 +46,6 @@ from model import load_model, pick_dtype
 from rollout import Trajectory
 from studies.speed import bench_gpu
 from studies.speed.bench_gpu import UpdateCase, seconds_of, sizes_for
-from studies.speed.gpu_report import DEFAULTS, MAX_PROCESS_S, PIECES, Results
 from studies.speed.random_model import build_random, save_random
 from support.checkpoint import Saver
 
@@ -53,17 +70,12 @@ class NotAvailable(Exception):
 
 
 def main(argv: list[str]) -> None:
-    names = [piece.name for piece in PIECES]
-    if not argv or argv[0] not in names:
-        given = argv[0] if argv else "nothing"
-        raise UserError(f"give one of {', '.join(names)}; got {given}")
     began = time.perf_counter()
-    extra = {"limit_s": MAX_PROCESS_S}
-    config, options, _ = load_config(argv[1:], extra=extra, base=DEFAULTS)
-    deadline = began + options["limit_s"] - RESERVED_S
+    piece, config, limit_s = read_piece(argv)
+    deadline = began + limit_s - RESERVED_S
     device, _ = parallel.init_distributed(config)
-    cases = cases_of(argv[0], config, device, deadline)
-    measure(argv[0], cases, Results(Path(config.out_dir)), device)
+    cases = cases_of(piece, config, device, deadline)
+    measure(piece, cases, Results(Path(config.out_dir)), device)
 
 
 def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.device) -> None:

@@ -12,7 +12,7 @@ appended to out/gpu/results.jsonl. The next call skips measured pieces and repea
 transformers are enough; pieces that need vLLM are skipped without it.
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import Config, UserError, load_config
 
 import importlib.util
 import json
@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from support.terminal import run_main
 
 DEFAULTS = Config(device="cuda", out_dir="out/gpu")
 OPTIONS = {

@@ -9,15 +9,42 @@ to nothing. So nearly every reply is malformed, and all scores are equal. The fi
 group, unless --filter_zero_std=True is set.
 """
 
-from configurator import run_main
+from configurator import UserError, read_option
 
-from support.arguments import read_random_model
+from pathlib import Path
+
+from support.terminal import run_main
+
+MAX_LAYERS = 1000  # largest --layers
+
+
+def read_random_model(argv: list[str]) -> tuple[str, int | None]:
+    """Read the command line. Returns: the folder, and --layers or None."""
+    layers = None
+    folders = []
+    for argument in argv:
+        if argument.startswith("--layers="):
+            _, layers = read_option(argument, {"layers": int})
+        else:
+            folders.append(argument)
+    is_legal = layers is None or 1 <= layers <= MAX_LAYERS
+    if len(folders) != 1 or folders[0].startswith("--") or not is_legal:
+        given = " ".join(argv) or "nothing"
+        raise UserError(
+            f"give one folder, and --layers=N with N from 1 to {MAX_LAYERS}; got {given}"
+        )
+    folder = Path(folders[0])
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a new folder")
+    if folder.is_dir() and any(folder.iterdir()):  # its files could be overwritten
+        raise UserError(f"{folder} is not empty; give a new folder")
+    return folders[0], layers
+
 
 if __name__ == "__main__":
-    run_main(read_random_model)  # before the slow imports, to report wrong arguments at once
+    run_main(read_random_model, kind=None)  # before the slow imports
 
 import shutil
-from pathlib import Path
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM

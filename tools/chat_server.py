@@ -15,7 +15,7 @@ from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from rollout import Reply
-from support.web import exchange
+from tools.web import exchange
 
 ATTEMPTS = 5  # how often a request is tried
 PAUSE_S = 1.0  # the pauses between attempts are 1, 3, 7 and 15 times this

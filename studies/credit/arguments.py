@@ -1,0 +1,129 @@
+"""Reads the command line of studies/credit/measure.py, before the slow imports."""
+
+from configurator import Config, UserError, load_config
+
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+
+from support.arguments import MAX_SAMPLES, check_trusted
+from support.mixtures import mixture_at
+from support.model_folder import find_model
+from support.preflight import check_installed
+from support.run_folder import check_writable, load_saved
+from support.seed_groups import earlier_without_seed, without_seed
+from support.settings_history import read_earlier
+
+CREDIT_OPTIONS = {
+    "checkpoints": "start,end",
+    "draws": 16,  # continuations of a game from before each reply, and as many from after it
+    "out": "out/credit",
+}
+
+
+@dataclass
+class CreditJob:
+    """The checkpoints that studies/credit/measure.py measures, and its settings."""
+
+    runs: dict[str, Config]  # folder of a run -> settings of the games to play
+    checkpoints: dict[str, dict[str, Path | None]]  # run -> label -> folder; None: no training yet
+    options: dict  # a value for each key of CREDIT_OPTIONS
+
+
+def read_credit(argv: list[str]) -> CreditJob:
+    """Read the command line of studies/credit/measure.py."""
+    folders = list(takewhile(lambda arg: not arg.startswith("-"), argv))
+    missing = [folder for folder in folders if not Path(folder, "config.json").is_file()]
+    if missing or not folders:
+        given = f"{missing[0]} holds no run" if missing else "no run was given"
+        raise UserError(f"{given}; expected folders of runs, then --key=value")
+    names = [Path(folder).name for folder in folders]
+    if len(set(names)) < len(names):
+        raise UserError(f"the folders of runs need different names, got {', '.join(names)}")
+    runs = {}
+    checkpoints = {}
+    for folder in folders:
+        saved = load_saved(folder)
+        arguments = argv[len(folders) :]
+        config, options, sources = load_config(arguments, extra=CREDIT_OPTIONS, base=saved)
+        if not 4 <= options["draws"] <= MAX_SAMPLES:
+            raise UserError(f"draws must be 4 to {MAX_SAMPLES}, got {options['draws']}")
+        check_trusted(folder, config, sources)
+        runs[folder] = _credit_settings(config)
+        checkpoints[folder] = _find_checkpoints(folder, options["checkpoints"])
+        find_model(config.model)
+        check_installed(config)
+    _check_pools(runs)
+    check_writable(Path(f"{options['out']}.md"))
+    return CreditJob(runs, checkpoints, options)
+
+
+def _check_pools(runs: dict[str, Config]) -> None:
+    """Check that runs that the report pools (same environment and estimator) differ only in seed.
+
+    Raises: UserError if two of these runs have the same seed, or settings that differ in more
+    than the seed and `seed_groups.WITHOUT_EFFECT`."""
+    pools: dict[tuple[str, str], list[str]] = {}
+    for folder, config in runs.items():
+        pool = pools.setdefault((config.env, config.estimator), [])
+        for other in pool:
+            same_settings = without_seed(runs[other]) == without_seed(config)
+            same_method = same_settings and _earlier_of(other) == _earlier_of(folder)
+            if not same_method or runs[other].seed == config.seed:
+                raise UserError(
+                    f"{other} and {folder} have one environment and estimator, but are not two "
+                    "seeds of one method; measure them with different --out"
+                )
+        pool.append(folder)
+
+
+def _earlier_of(folder: str) -> tuple:
+    """The settings that a run had before a restart changed them, without seeds."""
+    return earlier_without_seed(read_earlier(Path(folder)))
+
+
+def _credit_settings(config: Config) -> Config:
+    """The settings of training, with native rewards, masked observations, no filter and no KL."""
+    for key in ("num_groups", "group_size"):
+        if getattr(config, key) < 2:
+            raise UserError(
+                f"studies.credit.measure needs {key} of 2 or more, got {getattr(config, key)}"
+            )
+    is_grid = config.env.split(":")[0] in ("frozenlake", "sokoban")
+    if not is_grid or len(mixture_at(config.env, None)) > 1 or "@" in config.env:
+        raise UserError(
+            "studies.credit.measure needs the values of optimal play; these are known only for one "
+            f"frozenlake or one sokoban, got env={config.env!r}"
+        )
+    return replace(
+        config,
+        filter_strategy="fraction",
+        filter_keep=1.0,
+        batch_size=1,
+        reward_density="native",
+        kl_coef=0.0,
+        mask_observations=True,
+    )
+
+
+def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
+    """Find the checkpoints of a run. Args: wanted: labels, separated by commas.
+
+    Returns: label -> folder. A label is "start" (no folder), a number of iterations, or "end".
+    """
+    folders = sorted(Path(run).glob("checkpoint-" + 6 * "[0-9]"))
+    steps = {str(int(folder.name[-6:])): folder for folder in folders}
+    known: dict[str, Path | None] = {"start": None, **steps}
+    if folders:
+        known["end"] = folders[-1]
+    found = {}
+    for label in wanted.split(","):
+        if label not in known:
+            raise UserError(
+                f"{run} has no checkpoint {label!r}; it has {', '.join(known)}; train with "
+                "--save_every=20 --keep_checkpoints=99 to keep them"
+            )
+        found[label] = known[label]
+    if len(set(found.values())) < len(wanted.split(",")):
+        raise UserError(f"checkpoints must be different, got {wanted!r}")
+    return dict(sorted(found.items(), key=lambda item: str(item[1] or "")))

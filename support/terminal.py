@@ -1,0 +1,162 @@
+"""Runs a script in a terminal: it answers --help, and shows a mistake of the user in one line."""
+
+from configurator import (
+    CHOICES,
+    FIELD_TYPES,
+    RANGES,
+    Config,
+    UserError,
+    lookup_type,
+    printable,
+)
+
+import errno
+import inspect
+import io
+import json
+import os
+import re
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+ERROR_LIMIT = 2000  # largest number of characters of an error message on the terminal
+
+
+def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Config) -> None:
+    """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
+
+    A too early sys.exit(0), an output pipe that was closed, and a path that is too long count as
+    UserErrors. Ctrl-C becomes one line, too. Every other error shows its traceback.
+
+    If the command line has -h, --help or --help=KEY, the help is printed instead, and the process
+    ends. So a script with slow imports calls this function before them, with a function that reads
+    the command line, and again in its last line.
+
+    Args: kind: the class of the settings that the help lists; None for a script without settings.
+    """
+    sys.excepthook = _show_uncaught
+    accept_all_characters()
+    flags = [arg for arg in sys.argv[1:] if arg in ("-h", "--help") or arg.startswith("--help=")]
+    try:
+        if flags:
+            print_help(flags[0], kind)
+            sys.exit()
+        _run_to_the_end(main)
+    except UserError as error:
+        if os.environ.get("NANORAGEN_TRACEBACK") == "1":
+            raise
+        words = " ".join(str(error).split()) or type(error).__name__
+        sentence = printable(words, limit=ERROR_LIMIT)
+        print("error:", sentence, file=sys.stderr)
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun prints it at the end of its report
+            record = {"message": f"error: {sentence}", "timestamp": int(time.time())}
+            path = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+            path.write_text(json.dumps(record), encoding="utf-8")
+        sys.exit(2)
+
+
+def refuse_arguments(argv: Sequence[str]) -> None:
+    """Read the command line of a script that takes no arguments. Raises: UserError for any."""
+    if argv:
+        raise UserError(f"expected no arguments, got {' '.join(argv)}")
+
+
+def accept_all_characters() -> None:
+    """Let stdin, stdout and stderr accept characters that their encoding does not have.
+
+    Such characters are printed as Python escapes, and input that cannot be decoded is read as
+    U+FFFD. Otherwise an ASCII terminal would end a command with an error."""
+    errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
+    for name, rule in errors.items():
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # other streams, as in tests, have no encoding
+            stream.reconfigure(errors=rule)
+
+
+def _show_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None
+) -> None:
+    """Show an exception that ends the process: one line for Ctrl-C, else its traceback."""
+    is_ctrl_c = issubclass(kind, KeyboardInterrupt)
+    if is_ctrl_c and os.environ.get("NANORAGEN_TRACEBACK") != "1":
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
+        print("stopped by Ctrl-C", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
+    try:
+        main(sys.argv[1:])
+    except SystemExit as error:
+        if error.code:
+            raise
+        raise UserError("some code called sys.exit() before the command was finished") from error
+    except BrokenPipeError as error:
+        # Python flushes stdout again when it ends, which would fail, too, so stdout is replaced.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UserError("the program that reads the output has ended, as head does") from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # a path in the arguments may be too long
+            raise
+        raise UserError(f"{error.filename!r} is too long for the name of a file") from error
+
+
+# ---------- help
+
+
+def print_help(flag: str, kind: type[Config] | None) -> None:
+    """Print the help of the script that runs.
+
+    Args: flag: -h, --help or --help=KEY; kind: the class of its settings, None if it has none."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` causes no traceback
+    doc = sys.modules["__main__"].__doc__ or ""
+    if kind is None:
+        print(doc.strip())
+    elif "=" in flag:
+        print(setting_help(flag.partition("=")[2], kind))
+    else:
+        print(help_text(doc, kind))
+
+
+def help_text(doc: str, kind: type[Config] = Config) -> str:
+    """Return the text of --help: the docstring, then each setting with its default and comment.
+
+    Args: doc: the docstring of the script; kind: the class of its settings.
+    """
+    classes = [Config] if kind is Config else [kind, Config]  # the script's own settings first
+    source = "".join(inspect.getsource(part) for part in classes)
+    lines = [doc.strip(), "", "Settings and their defaults:"]
+    comment_above = ""
+    for line in source.splitlines():
+        group = re.fullmatch(r"    # -- (.+)", line)
+        comment = re.fullmatch(r"    # (.+)", line)
+        field = re.fullmatch(r"    (\w+): .+? = (\S+)(?:  # (.+))?", line)
+        if group:
+            lines += ["", f"{group[1]}:"]
+        elif comment:
+            comment_above = f"{comment_above} {comment[1]}".strip()
+        elif field:
+            key, default, comment_behind = field.groups()
+            notes = [comment_behind or comment_above]
+            if key in RANGES:
+                notes.insert(0, RANGES[key].words)
+            if key in CHOICES:
+                notes.insert(0, " | ".join(CHOICES[key]))
+            lines.append(f"  --{key}={default}  # {'; '.join(notes)}")
+            comment_above = ""
+    lines += ["", "An error is one line; NANORAGEN_TRACEBACK=1 adds its traceback."]
+    return "\n".join(lines)
+
+
+def setting_help(key: str, kind: type[Config] = Config) -> str:
+    """Return the line of a setting in `help_text`. Raises: UserError for an unknown setting."""
+    lookup_type(key, {field.name: FIELD_TYPES[field.name] for field in fields(kind)}, "--help")
+    lines = help_text("", kind).splitlines()
+    return next(line.strip() for line in lines if line.startswith(f"  --{key}="))
