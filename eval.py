@@ -52,8 +52,8 @@ from rollout import (
     without_errors,
 )
 from support.log import progress_bar
+from support.no_effect import print_unread
 from support.scores import Row, ScoreReport, Scores, score
-from support.unread import print_unread
 
 SEED_EVAL = 21  # part of the seed of every random stream of this file
 

@@ -28,10 +28,9 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.utils.logging import disable_progress_bar
 
 from packing import PackedBatch, PackedLayout
-from support.model_families import check_architecture
-from support.model_folder import check_folder, download, summary
+from support.model_folder import check_architecture, check_folder, download, find_model, summary
 from support.precision import product_in_float32
-from support.preflight import check_driver, find_model
+from support.preflight import check_driver
 
 # Number of vocabulary tokens whose logits are in memory at a time. On a CPU these logits stay in
 # the processor's cache. On a GPU larger chunks need fewer kernel launches.
@@ -354,7 +353,7 @@ def load_model(
 
     Args: name: "tiny", a folder, or a name on the Hugging Face hub.
     Raises: UserError if the model is missing or broken, the download fails, or the model is not of
-        a supported family (support/model_families.py).
+        a supported family (support/model_folder.py).
     """
     folder = find_model(name)
     is_on_hub = not Path(folder).is_dir()

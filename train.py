@@ -59,8 +59,12 @@ from support.mixtures import mixture_at
 from support.mutual_information import measure_collapse
 from support.records import note_credit, note_filter
 from support.run import Run, open_run
-from support.timer import Timer
-from support.training_metrics import explained_variance, iteration_metrics, mean_over_steps
+from support.training_metrics import (
+    Timer,
+    explained_variance,
+    iteration_metrics,
+    mean_over_steps,
+)
 
 # Every random stream of this file has one of these numbers in its seed, so that no two streams are
 # equal. The streams of other files differ from these.

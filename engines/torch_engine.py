@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from engines.sample import Sample, Seed, failure_reason
 from packing import to_device
-from support import preflight
 from support.precision import product_in_float32
+from support.preflight import free_cpu_memory
 
 # The share of the free memory that the KV cache may take. Gradients, optimizer states and
 # activations need the rest.
@@ -341,7 +341,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    return preflight.free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return free_cpu_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class _CacheLayout:

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from envs import check_uses, make_env
 from rollout import make_episode
-from support.first_turn import check_first_turn
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
-from support.preflight import check_installed, check_wandb, find_model
+from support.model_folder import find_model
+from support.preflight import check_first_turn, check_installed, check_wandb
 from support.quotes import split_unquoted, unquote
 from support.run_folder import check_out_dir, check_writable, load_saved
 
@@ -84,7 +84,7 @@ class Job:
     config: Config
     options: dict  # a value for each key of SCORING_OPTIONS, and for the script's own options
     models: list[str]  # the models to score: names or folders
-    command: str = "eval.py"  # the script, a key of `unread.READ_BY`
+    command: str = "eval.py"  # the script, a key of `no_effect.READ_BY`
     sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value
 
 
@@ -125,7 +125,7 @@ def read_scoring(
 
     Args:
         options: the legal options with their defaults.
-        command: the script, a key of `unread.READ_BY`.
+        command: the script, a key of `no_effect.READ_BY`.
         default_model: True to score the config's model if neither runs nor players are given.
         score_runs: True to score the policies of the given runs, unless --model names others; False
             to use only the settings of the first run.

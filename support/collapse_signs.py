@@ -26,7 +26,7 @@ LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first va
 # PERIOD iterations. Gradient norms are no sign: in none of 48 collapses was their level above 10
 # times the first level (studies/collapse/README.md).
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
-SOLVED = 0.5  # from this success rate on, a low std is no sign: success itself lowers it
+HIGH_SUCCESS = 0.5  # from this success rate on, a low std is no sign: success itself lowers it
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
 
 # Early stops, as in RAGEN-2
@@ -71,7 +71,7 @@ def signs_of_collapse(history: Sequence[dict]) -> dict[str, str]:
     signs = {}
     std = _levels(history, "in_group_reward_std")
     success = _levels(history, "success")
-    if std.now < STD_DROP * std.before and success.now < SOLVED:
+    if std.now < STD_DROP * std.before and success.now < HIGH_SUCCESS:
         signs["std of rewards inside groups"] = _change(std.before, std.now)
 
     entropy = _levels(history, "entropy")
@@ -119,7 +119,7 @@ def _shows_trap(rows: Sequence[dict]) -> bool:
     """Whether rewards in groups vary less than half as much as at first and most games fail."""
     std = _levels(rows, "in_group_reward_std")
     success = _levels(rows, "success")
-    return std.now < STD_DROP * std.first and success.now < SOLVED
+    return std.now < STD_DROP * std.first and success.now < HIGH_SUCCESS
 
 
 class Levels(NamedTuple):

@@ -1,7 +1,12 @@
-"""Downloads the files of a model, and checks them before anything is built from them.
+"""Finds or downloads a model, and checks that it can be trained before anything is built from it.
 
 The checks read config.json, the headers of the weight files and, to compare checksums, whole files.
 They import neither torch nor transformers, and run no code of the folder.
+
+All model families that can be trained are decoders with rotary positions, causal attention over the
+whole context, and the module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`,
+`lm_head`. Everything else that differs (biases, norms of queries and keys, layers without
+positions, the width of a head, a tied head) is computed by Hugging Face's own code.
 """
 
 from configurator import UserError
@@ -9,6 +14,7 @@ from configurator import UserError
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +22,22 @@ from typing import Any
 import safetensors
 
 from support.checksums import find_damage
-from support.model_families import check_model_type
 
+BASE = Path(__file__).resolve().parent.parent / "base"  # the folder of model="tiny"
+
+# model_type in config.json -> the models that have it
+FAMILIES = {
+    "qwen2": "Qwen2.5",
+    "qwen3": "dense Qwen3",
+    "llama": "SmolLM2",
+    "smollm3": "SmolLM3",
+}
+
+# Rotary embeddings that depend on the position only. "dynamic" and "longrope" also depend on the
+# longest sequence of a forward, so one sequence would change another's log-probs.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # the form of a name on the Hugging Face hub
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # of config, weights, tokenizer
 HUB_TIMEOUT_S = 5.0  # time limit for the hub's first answer
 WEIGHT_TYPES = ("F32", "F16", "BF16")
@@ -29,6 +49,36 @@ SIZES = (  # keys of config.json that must be whole numbers from 1 on
     "num_attention_heads",
     "max_position_embeddings",
 )
+
+
+def find_model(name: str) -> str:
+    """The folder of a local model, or the unchanged name of a model on the hub.
+
+    Args: name: "tiny", a folder, or a name on the hub. A name that looks like a folder is never
+        looked up on the hub.
+    Raises: UserError if a folder does not exist, or holds no model of a supported type.
+    """
+    if name == "tiny":
+        return str(BASE)
+    if not _looks_like_folder(name):
+        return name
+    folder = os.path.expanduser(name)
+    if not Path(folder, "config.json").is_file():
+        raise UserError(f"model={folder!r} is not a model folder: it has no config.json")
+    for inner in ("policy", "best", "model"):
+        if Path(folder, inner, "config.json").is_file():
+            raise UserError(
+                f"model={folder!r} is the folder of a run; give its model, {folder}/{inner}"
+            )
+    read_description(Path(folder))
+    return folder
+
+
+def _looks_like_folder(name: str) -> bool:
+    """Whether a name looks like a folder: it begins with out/, the folder around it exists, or it
+    does not have the form USER/MODEL of a name on the hub."""
+    in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
+    return in_known_folder or not HUB_NAME.fullmatch(name)
 
 
 def download(name: str) -> str:
@@ -98,6 +148,58 @@ def read_description(folder: Path) -> dict[str, Any]:
     described = _read_object(folder / "config.json", f"model={str(folder)!r}")
     check_model_type(str(folder), str(described.get("model_type")))
     return described
+
+
+def check_model_type(name: str, model_type: str) -> None:
+    """Check that the type of a model is supported.
+
+    Args:
+        name: the model's name, for the message.
+        model_type: from its config.json.
+
+    Raises: UserError that names the supported types.
+    """
+    if model_type not in FAMILIES:
+        supported = ", ".join(f"{kind} ({models})" for kind, models in FAMILIES.items())
+        raise UserError(
+            f"model={name!r} is of type {model_type!r}; expected one of {supported}, "
+            "with a ChatML tokenizer"
+        )
+
+
+def check_architecture(name: str, config) -> None:
+    """Check that our attention and both engines support the settings of a model.
+
+    Args:
+        name: the model's name, for the message.
+        config: Hugging Face's configuration object of the model.
+
+    Raises: UserError with the setting that is not supported.
+    """
+    check_model_type(name, config.model_type)
+    other_layers = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    if other_layers:
+        raise UserError(
+            f"model={name!r} has layers of type {', '.join(sorted(other_layers))}; every layer "
+            "must be full_attention (use_sliding_window=false in config.json)"
+        )
+    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        raise UserError(
+            f"model={name!r} has rotary positions of type {rope_type!r}; expected one of "
+            f"{', '.join(ROPE_TYPES)}"
+        )
+    if config.model_type == "qwen3" and config.attention_bias:
+        raise UserError(
+            f"model={name!r} has attention_bias=true in config.json; expected false, as in all "
+            "published Qwen3 models, because vLLM leaves out the bias of o_proj"
+        )
+    for key in ("quantization_config", "dual_chunk_attention_config"):
+        if hasattr(config, key):
+            raise UserError(
+                f"model={name!r} has the setting {key}, which is not supported; "
+                "use the model without it"
+            )
 
 
 def _read_object(path: Path, given: str) -> dict[str, Any]:

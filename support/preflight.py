@@ -1,4 +1,4 @@
-"""Checks before a run: the model, the engine, W&B, the NVIDIA driver and free memory."""
+"""Checks before a run: the engine, W&B, the NVIDIA driver, free memory and environments."""
 
 from configurator import Config, UserError
 
@@ -8,17 +8,24 @@ import platform
 import re
 import resource
 import sys
+from collections.abc import Hashable
+from functools import lru_cache, partial
 from pathlib import Path
 
-from support.model_folder import read_description
+import numpy as np
 
-BASE = Path(__file__).resolve().parent.parent / "base"
+from envs import EVAL_SEED, Env, make_env, missing_method, show
+from support.threads import call_all
+from support.time_limit import EnvError, call_with_timeout
+
+# Builds to compare. If each is one of two equally likely variants, 4 builds differ in 7 of 8 cases.
+NUM_BUILDS = 4
+NUM_GAMES = 3  # evaluation games that are tried before the environment counts as broken
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # CUDA version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
 MIN_DRIVERS = {"12": 525, "13": 580}
 MEMORY_FILE = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")  # where Linux shows the limits of a container
-HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # the form of a name on the Hugging Face hub
 VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
     "--engine=torch; on a laptop add config/models/tiny.py, which selects the torch engine"
@@ -75,8 +82,8 @@ def check_driver(cuda_version: str | None) -> None:
         )
 
 
-def free_memory() -> int:
-    """Bytes of memory that this process can still take without swapping.
+def free_cpu_memory() -> int:
+    """Bytes of CPU memory that this process can still take without swapping.
 
     It is the smallest of what the machine has left, what the container (cgroup v2) has left, and
     the limit of `ulimit -v`. macOS reports no free memory: there the first is all memory.
@@ -98,31 +105,63 @@ def free_memory() -> int:
     return min(limits)
 
 
-def find_model(name: str) -> str:
-    """The folder of a local model, or the unchanged name of a model on the hub.
-
-    Args: name: "tiny", a folder, or a name on the hub. A name that looks like a folder is never
-        looked up on the hub.
-    Raises: UserError if a folder does not exist, or holds no model of a supported type.
-    """
-    if name == "tiny":
-        return str(BASE)
-    if not _looks_like_folder(name):
-        return name
-    folder = os.path.expanduser(name)
-    if not Path(folder, "config.json").is_file():
-        raise UserError(f"model={folder!r} is not a model folder: it has no config.json")
-    for inner in ("policy", "best", "model"):
-        if Path(folder, inner, "config.json").is_file():
-            raise UserError(
-                f"model={folder!r} is the folder of a run; give its model, {folder}/{inner}"
-            )
-    read_description(Path(folder))
-    return folder
+# ---------- environments
 
 
-def _looks_like_folder(name: str) -> bool:
-    """Whether a name looks like a folder: it begins with out/, the folder around it exists, or it
-    does not have the form USER/MODEL of a name on the hub."""
-    in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
-    return in_known_folder or not HUB_NAME.fullmatch(name)
+@lru_cache(maxsize=256)  # scripts read their command line twice
+def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
+    """Start an evaluation game in several builds of an environment, and try an action in one.
+
+    This finds two errors that a run would notice late or never. If an environment draws random
+    numbers when it is built, the members of a group play different games, and the fixed evaluation
+    prompts differ between evaluations. If the options of an environment demand something
+    impossible, each game may last until the time limit of its first turn, and end in an error.
+    `python -m tools.check_env` checks more.
+
+    Args: spec: the environment, as in the setting `env`; observation, max_actions: as for
+        `make_env`; limit_s: the time limit of a turn, in seconds.
+    Raises: UserError if the builds start differently, or if no first turn can be played."""
+    envs = []
+    for _ in range(NUM_BUILDS):
+        envs.append(make_env(spec, observation=observation, max_actions=max_actions))
+    for index in range(NUM_GAMES):
+        starts = [partial(call_with_timeout, limit_s, _start_game, env, index) for env in envs]
+        try:
+            views = call_all(starts, at_once=envs[0].blocking)
+            call_with_timeout(limit_s, _try_action, envs[0])
+        except EnvError as error:
+            reason = error
+            continue
+        _compare_builds(views, spec)
+        return
+    raise UserError(
+        f"env={spec!r} could not play the first turn of {NUM_GAMES} evaluation games; the last "
+        f"one ended with: {reason}"
+    )
+
+
+def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
+    """Draw an instance and start an evaluation game. Returns: what must be equal in all builds."""
+    instance = env.draw(np.random.default_rng(EVAL_SEED))
+    observation = env.reset(index, split="eval")
+    return observation, tuple(env.actions), instance
+
+
+def _try_action(env: Env) -> None:
+    """Try an action, if the environment has names of actions or a random player."""
+    if env.actions:
+        env.step(env.actions[0])
+    elif not missing_method(env, "random"):
+        env.step(env.random(1, np.random.default_rng(0))[0])
+
+
+def _compare_builds(views: list[tuple[Hashable, ...]], spec: str) -> None:
+    """Check that `_start_game` returned the same for all builds. Raises: UserError."""
+    for view in views:
+        for first, other in zip(views[0], view, strict=True):
+            if first != other:
+                raise UserError(
+                    f"env={spec!r} is random when it is built: with equal seeds, one environment "
+                    f"gave {show(first)} and another {show(other)}; take all randomness from the "
+                    "argument rng of draw(), or from self.rng in a game"
+                )

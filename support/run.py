@@ -16,7 +16,7 @@ import parallel
 from learner import Learner
 from parallel import rank
 from rollout import Trajectory
-from support import checkpoint, inert, report, settings_history
+from support import checkpoint, report, settings_history
 from support.budget_warnings import (
     BUDGET_METRICS,
     budget_summary,
@@ -28,6 +28,7 @@ from support.checkpoint import Saver
 from support.checksums import changed_logs, find_damage
 from support.collapse_signs import classify_regime, early_stop_reason, new_warnings
 from support.log import Log, progress_bar
+from support.no_effect import warn_inert
 from support.records import write_jsonl, write_samples
 from support.run_folder import (
     DISK_ADVICE,
@@ -98,7 +99,7 @@ class Run:
         if not self.saved:
             check_lost_checkpoints(self.out_dir)
         print(describe(config, sources), flush=True)
-        warning = inert.warn(config, sources)
+        warning = warn_inert(config, sources)
         if warning:
             print(warning, flush=True)
         last_step = step_of(self.saved) if self.saved else 0

@@ -1,7 +1,8 @@
-"""The metrics of an iteration: of its rollouts, optimizer steps and critic."""
+"""The metrics of an iteration: of its time, rollouts, optimizer steps and critic."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,21 @@ from rollout import Trajectory
 from starpo import ROUNDING, GroupStats
 from support.metrics import metric_names
 from support.scores import summarize
-from support.timer import Timer
 
 if TYPE_CHECKING:
     from learner import Learner
+
+
+class Timer:
+    """Wall time and CPU time of a part of an iteration, seconds."""
+
+    def __init__(self):
+        self.wall_start = time.perf_counter()
+        self.cpu_start = time.process_time()
+
+    def stop(self) -> None:
+        self.wall_s = time.perf_counter() - self.wall_start
+        self.cpu_s = time.process_time() - self.cpu_start
 
 
 def iteration_metrics(

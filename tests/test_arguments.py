@@ -17,7 +17,7 @@ import pytest
 from studies.credit.arguments import CREDIT_OPTIONS
 from studies.speed.random_model import read_random_model
 from support.arguments import SCORING_OPTIONS, read_eval, read_train
-from support.preflight import BASE, find_model
+from support.model_folder import BASE, find_model
 from support.run_folder import check_writable
 from tools.sft import read_sft
 

@@ -1,6 +1,6 @@
 """
-Tests of support/first_turn.py, which plays a first turn on trial before a run, and of the time
-limit for drawing instances.
+Tests of check_first_turn of support/preflight.py, which plays a first turn on trial before a run,
+and of the time limit for drawing instances.
 
     python -m pytest -q tests/test_first_turn.py
 """
@@ -19,7 +19,7 @@ from envs import make_env, reserved_instances
 from eval import play_reference
 from rollout import collect, make_episode
 from support.arguments import read_eval, read_train
-from support.first_turn import check_first_turn
+from support.preflight import check_first_turn
 from tools.sft import read_sft
 
 CODE = """

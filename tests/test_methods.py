@@ -26,7 +26,7 @@ import train
 from dialogue import Chat, TurnRecord
 from envs import make_env
 from packing import pack
-from support.inert import warn
+from support.no_effect import warn_inert
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -844,17 +844,17 @@ def test_the_overlay_sets_what_its_method_needs(overlay):
     experiment = "sokoban_ppo" if overlay == "turn_ppo" else "frozenlake_grpo"
     paths = [config_file(experiment), config_file(overlay)]
     config, _, sources = load_config([*paths, "--device=cuda", "--dtype=bfloat16"])
-    assert warn(config, sources) == ""
+    assert warn_inert(config, sources) == ""
 
 
 def test_a_method_that_cannot_act_is_named_though_an_overlay_gives_it():
     paths = [config_file(name) for name in ("frozenlake_grpo", "gspo", "tiny")]
     config, _, sources = load_config([*paths, "--batch_size=32"])
-    assert warn(config, sources).startswith(
+    assert warn_inert(config, sources).startswith(
         "these settings have no effect: sequence_ratio: an iteration makes one optimizer step"
     )
     config, _, sources = load_config(paths)
-    assert warn(config, sources) == ""
+    assert warn_inert(config, sources) == ""
 
 
 def test_sampo_is_gspo_and_gigpo_with_a_filter():

@@ -19,8 +19,7 @@ from torch.distributed.run import get_args_parser
 
 from studies import reproduce
 from support.arguments import SCORING_OPTIONS
-from support.inert import warn
-from support.unread import READ_BY, warn_unread
+from support.no_effect import READ_BY, warn_inert, warn_unread
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -279,7 +278,7 @@ def test_commands_of_the_pages_set_nothing_in_vain(line):
     script, arguments = script_of(COMMANDS[line][0])
     if script == "train" and arguments != ["--help"]:
         config, _, sources = load_config(arguments, extra={"take_config": False})
-        assert warn(config, sources) == ""
+        assert warn_inert(config, sources) == ""
     command = "eval.py" if script == "eval" else script
     if command in READ_BY and arguments != ["--help"]:
         files = [word for word in arguments if word.endswith(".py")]

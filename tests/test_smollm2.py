@@ -299,7 +299,7 @@ def test_too_little_disk(desk, monkeypatch):
 
 
 def test_too_little_memory(desk, monkeypatch):
-    monkeypatch.setattr(smollm2, "free_memory", lambda: 1.9 * GIGABYTE)
+    monkeypatch.setattr(smollm2, "free_cpu_memory", lambda: 1.9 * GIGABYTE)
     with pytest.raises(UserError, match="needs 2.0 GB of memory, but 1.9 GB are free"):
         smollm2.main([])
     assert_nothing_is_left(desk)
@@ -330,17 +330,17 @@ def test_free_memory_is_the_smallest_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "CONTAINER", tmp_path)
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2000}
     monkeypatch.setattr(preflight.os, "sysconf", pages.get)
-    assert preflight.free_memory() == 4096 * 2000  # no file, as on macOS
+    assert preflight.free_cpu_memory() == 4096 * 2000  # no file, as on macOS
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
-    assert preflight.free_memory() == 5000 * 1024
+    assert preflight.free_cpu_memory() == 5000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
-    assert preflight.free_memory() == 5000 * 1024
+    assert preflight.free_cpu_memory() == 5000 * 1024
     (tmp_path / "memory.max").write_text("4000000\n")
     (tmp_path / "memory.current").write_text("3500000\n")
     (tmp_path / "memory.stat").write_text("anon 3300000\ninactive_file 200000\n")
-    assert preflight.free_memory() == 700_000
+    assert preflight.free_cpu_memory() == 700_000
     ulimit[0] = 600_000
-    assert preflight.free_memory() == 600_000
+    assert preflight.free_cpu_memory() == 600_000
 
 
 def test_a_log_has_no_progress_bars(monkeypatch):

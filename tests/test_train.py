@@ -24,7 +24,7 @@ import model
 import parallel
 import starpo
 import train
-from support import log, preflight, report, timer
+from support import log, preflight, report, training_metrics
 from support.metrics import metric_groups
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -361,7 +361,7 @@ def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monk
     monkeypatch.setattr(train, "collect_rollouts", timed(train.collect_rollouts, 1.0))
     monkeypatch.setattr(train, "measure_collapse", timed(train.measure_collapse, 50.0))
     monkeypatch.setattr(train, "select_groups", timed(train.select_groups, 3.0))
-    monkeypatch.setattr(timer.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(training_metrics.time, "process_time", lambda: clock[0])
     rows = run(tmp_path / "out", trained_folder, num_iterations=2, collapse_every=2, think=True)
     assert [row["cpu_s"] for row in rows] == [4.0, 4.0]
     assert clock == [58.0]

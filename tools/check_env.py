@@ -44,9 +44,9 @@ from envs import (
     reserved_instances,
     show,
 )
+from support.no_effect import print_unread
 from support.terminal import run_main
 from support.time_limit import EnvError, call_with_timeout
-from support.unread import print_unread
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECK_SEED = 41  # the seed of training game i is [i, CHECK_SEED]

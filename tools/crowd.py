@@ -24,9 +24,9 @@ import numpy as np
 from dialogue import Episode, format_response
 from grids import FrozenLake, Grid, Sokoban
 from rollout import Reply, Rollout, make_episode, play
+from support.no_effect import print_unread
 from support.statistics import rate_interval
 from support.terminal import run_main
-from support.unread import print_unread
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 

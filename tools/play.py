@@ -17,9 +17,9 @@ from envs import Env, check_uses, missing_method
 from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
 from support.mixtures import env_specs
+from support.no_effect import print_unread
 from support.terminal import run_main
 from support.time_limit import EnvError, call_with_timeout
-from support.unread import print_unread
 
 PLAYERS = {"--expert": "optimal", "--random": "random"}
 MAX_SHOWN = 100_000  # characters of a message that are printed

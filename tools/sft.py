@@ -21,7 +21,7 @@ from pathlib import Path
 
 from support.arguments import check_envs
 from support.mixtures import env_specs
-from support.preflight import find_model
+from support.model_folder import find_model
 from support.run_folder import (
     check_out_dir,
     check_writable,
@@ -84,8 +84,8 @@ from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
 from support.checkpoint import Saver, export, newest, trainable_parameters
 from support.log import progress_bar
+from support.no_effect import print_unread
 from support.run_lock import lock_folder
-from support.unread import print_unread
 from tools.demonstrations import (
     demonstrations_at,
     print_cuts,

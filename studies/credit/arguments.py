@@ -8,7 +8,8 @@ from pathlib import Path
 
 from support.arguments import MAX_SAMPLES, check_trusted
 from support.mixtures import mixture_at
-from support.preflight import check_installed, find_model
+from support.model_folder import find_model
+from support.preflight import check_installed
 from support.run_folder import check_writable, load_saved
 from support.seed_groups import earlier_without_seed, without_seed
 from support.settings_history import read_earlier

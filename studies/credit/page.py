@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from studies.credit.accuracy import rank_correlation
 from studies.credit.report import REFERENCE, cell
-from studies.credit.statistics import rank_correlation
 from studies.experiments import FIGURES
 from studies.reproduce import rows_of
 from support.run_folder import read_json, write_atomically

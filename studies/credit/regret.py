@@ -47,8 +47,8 @@ from parallel import sync_weights
 from studies.credit.optimal import reply_value, state_value
 from studies.credit.play import Player, RecordedGame, play_groups
 from support.arguments import split_models
+from support.no_effect import print_unread
 from support.statistics import jackknife_interval
-from support.unread import print_unread
 from tools.plotting import tables
 
 HEADINGS = (

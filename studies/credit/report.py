@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from studies.credit.statistics import (
+from studies.credit.accuracy import (
     Truth,
     is_decided,
     measure,

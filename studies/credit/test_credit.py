@@ -16,9 +16,15 @@ from shared_fixtures import small_config
 from dialogue import format_response
 from engines.sample import Sample
 from rollout import Reply, make_episode
-from studies.credit import regret
+from studies.credit import accuracy, regret
 from studies.credit import report as credit_report
-from studies.credit import statistics as credit_measures
+from studies.credit.accuracy import (
+    Truth,
+    measure,
+    measure_critic,
+    variance_shares,
+    within_games,
+)
 from studies.credit.arguments import read_credit
 from studies.credit.optimal import (
     lake_values,
@@ -35,13 +41,6 @@ from studies.credit.play import (
     play_groups,
     restore,
     returns_from,
-)
-from studies.credit.statistics import (
-    Truth,
-    measure,
-    measure_critic,
-    variance_shares,
-    within_games,
 )
 from support.run_folder import save_config
 from worlds.planners import lake_transitions
@@ -112,7 +111,7 @@ def lake():
 
 
 def test_doctests():
-    for module in (credit_measures, credit_report):
+    for module in (accuracy, credit_report):
         assert doctest.testmod(module).failed == 0
 
 
@@ -472,8 +471,8 @@ def test_signs_count_where_the_truth_is_known():
     # the sign of the last advantage is not known: its two returns are 5 and -4
     reply = np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0], [5.0, -4.0]])
     truth = Truth(before, reply)
-    assert credit_measures.is_decided(truth).tolist() == [True, True, True, False]
-    assert credit_measures.right_signs(np.array([2.0, 3.0, 0.0, 1.0]), truth) == 0.5
+    assert accuracy.is_decided(truth).tolist() == [True, True, True, False]
+    assert accuracy.right_signs(np.array([2.0, 3.0, 0.0, 1.0]), truth) == 0.5
 
 
 def test_the_critic_is_compared_with_the_true_values():

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from studies.real_model.pictures import draw_traps
+from studies.real_model.curves import draw_traps
 from studies.real_model.replies import replies_page
 from support.run_folder import read_rows, write_atomically
 

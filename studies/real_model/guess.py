@@ -7,7 +7,7 @@ evaluation prompts ("curve"), and metric -> its value in every iteration ("serie
 from functools import cache
 from pathlib import Path
 
-from studies.real_model.pictures import Panel, draw_panels, metrics_of
+from studies.real_model.curves import Panel, draw_panels, metrics_of
 from support.run_folder import read_json
 from support.statistics import wilson_interval
 from tools.plotting import tables

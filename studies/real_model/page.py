@@ -18,7 +18,7 @@ from pathlib import Path
 
 from studies.experiments import FIGURES
 from studies.real_model import guess
-from studies.real_model.pictures import draw_traps, draw_two_rates, metrics_of
+from studies.real_model.curves import draw_traps, draw_two_rates, metrics_of
 from studies.reproduce import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.run_folder import write_atomically

@@ -30,7 +30,7 @@ from dataclasses import replace
 from studies.speed.bench_measure import RANDOM_MODEL
 from support.arguments import check_envs
 from support.mixtures import mixture_at
-from support.preflight import find_model
+from support.model_folder import find_model
 from support.run_folder import check_writable, write_atomically
 from support.terminal import run_main
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from support.timer import Timer
-
 RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
 
 Counts = dict[str, float]
@@ -69,6 +67,9 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
 
 
 def measure(run: Run) -> Counts:
+    # Imported here, so that bench.py checks its command line before torch is imported.
+    from support.training_metrics import Timer
+
     timer = Timer()
     counts = run()
     timer.stop()

@@ -20,7 +20,7 @@ from rollout import Trajectory, collect
 from starpo import ppo_loss
 from studies.speed.bench_measure import Rows, check, compare, is_installed, starts
 from studies.speed.bench_rollout import DrawnLengths
-from support.timer import Timer
+from support.training_metrics import Timer
 
 CLIP_LOW = 0.2
 CLIP_HIGH = 0.28

@@ -90,7 +90,7 @@ def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.
         todo = todo[:1]
     for name in todo:
         results.add(piece, name, "running")
-        free_memory(device)
+        release_memory(device)
         measure_case(piece, name, cases[name], results, device)
 
 
@@ -111,7 +111,7 @@ def measure_case(piece: str, name: str, case: Case, results: Results, device: to
             raise
 
 
-def free_memory(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Free the memory of the previous case, and reset the recorded peak."""
     gc.collect()  # modules of FSDP2 refer to each other in cycles
     if device.type == "cuda":

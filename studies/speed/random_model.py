@@ -50,7 +50,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import model  # noqa: F401  (registers attn_implementation="layout")
-from support.preflight import BASE
+from support.model_folder import BASE
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # Source: config.json of Qwen/Qwen2.5-0.5B-Instruct.

@@ -207,7 +207,7 @@ def test_the_fsdp_piece_runs_under_torchrun():
 
 def test_a_case_that_fails_does_not_stop_the_others(results, monkeypatch):
     freed = []
-    monkeypatch.setattr(gpu_pieces, "free_memory", freed.append)
+    monkeypatch.setattr(gpu_pieces, "release_memory", freed.append)
 
     def fail():
         raise torch.OutOfMemoryError("tried to allocate\n 9 GiB")

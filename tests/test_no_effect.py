@@ -1,9 +1,10 @@
-"""Tests that a run first names its settings without effect, and that these change no weight.
+"""Tests that a run first names its settings without effect, and that these change no weight. Tests
+that other commands name the given settings that they do not use.
 
-Run with:  python -m pytest -q tests/test_inert.py
+Run with:  python -m pytest -q tests/test_no_effect.py
 """
 
-from configurator import Config, load_config
+from configurator import FIELD_TYPES, Config, SftConfig, UserError, load_config
 
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +18,10 @@ from shared_fixtures import SMALL_RUN, config_file, small_config
 
 import train
 from dialogue import Chat
-from support.inert import given_settings, inert_settings, warn
+from studies.imitation import comparison
+from support import no_effect
+from support.no_effect import READ_BY, given_settings, inert_settings, warn_inert, warn_unread
+from tools import check_env, crowd, play
 
 ROOT = Path(__file__).resolve().parent.parent
 # The filter keeps 2 of 4 groups of 4 trajectories: batch size 8 takes one optimizer step, 4 takes
@@ -55,6 +59,7 @@ INERT = [
     ),
     (dict(**TWO_GRPO, tv_bound=0.2), "clip_low", 0.5, "tv_bound replaces the clip"),
     (dict(**TWO_GRPO, max_turns=1), "observation_coef", 0.1, "max_turns is 1"),
+    (dict(**TWO_GRPO, sequence_ratio=True, max_turns=1), "segment", "turn", "max_turns is 1"),
     (
         dict(**TWO_GRPO, context_turns=1),
         "observation_coef",
@@ -142,8 +147,8 @@ def test_the_line_names_the_setting_and_the_reason(case):
     settings, name, value, reason = case
     config = small_config(**(settings | {name: value}))
     sources = dict.fromkeys(settings, "default") | {name: "command line"}
-    assert warn(config, sources) == f"these settings have no effect: {name}: {reason}"
-    assert warn(config, {name: "default"}) == ""
+    assert warn_inert(config, sources) == f"these settings have no effect: {name}: {reason}"
+    assert warn_inert(config, {name: "default"}) == ""
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +276,15 @@ def test_clips_act_on_mismatch_in_the_first_step():
 # ---------- environments
 
 
+MUTE = """
+from envs import Env
+from worlds.bandit import Bandit
+
+class Mute(Bandit):
+    statements = Env.statements
+"""
+
+
 @pytest.mark.parametrize(
     "env, mute",
     [
@@ -285,39 +299,12 @@ def test_clips_act_on_mismatch_in_the_first_step():
 )
 def test_think_reward_where_nothing_can_be_checked(env, mute, tmp_path):
     file = tmp_path / "mute.py"
-    file.write_text(
-        "from worlds.bandit import Bandit\n\n\n"
-        "class Mute(Bandit):\n"
-        "    def statements(self):\n"
-        "        return []\n"
-    )
+    file.write_text(MUTE)
     env = env.replace("MUTE", f"{file}:Mute")
     config = small_config(env=env, think=True, think_reward=0.1)
     reason = f"env={env!r} gives no statements to check thoughts against"
     assert inert_settings(config, ["think_reward"]) == ({"think_reward": reason} if mute else {})
     assert inert_settings(replace(config, think_reward=0.0), ["think_reward"]) == {}
-
-
-@pytest.mark.parametrize("env, one_form", [("frozenlake", False), ("bandit", True)])
-def test_observation_where_there_is_one_form(env, one_form):
-    config = small_config(env=env, observation="coord")
-    expected = {
-        "observation": f"env={env!r} shows the same observations for every value of observation"
-    }
-    assert inert_settings(config, ["observation"]) == (expected if one_form else {})
-
-
-def test_an_environment_that_fails_says_nothing_here(tmp_path):
-    file = tmp_path / "broken.py"
-    file.write_text(
-        "from worlds.bandit import Bandit\n\n\n"
-        "class Broken(Bandit):\n"
-        "    def _start(self, instance):\n"
-        "        raise RuntimeError('no')\n"
-    )
-    changes = dict(think=True, think_reward=0.1, observation="coord")
-    config = small_config(env=f"{file}:Broken", **changes)
-    assert inert_settings(config, ["think_reward", "observation"]) == {}
 
 
 # ---------- what was given
@@ -332,9 +319,26 @@ def test_an_overlay_is_for_many_experiments(tmp_path):
     own.write_text("critic_lr = 1e-2\nclip_high = 0.3\n")
     config, _, sources = load_config([*shipped("sokoban_grpo", "tiny"), str(own), "--lam=0.9"])
     assert given_settings(sources) == ["env", "estimator", "lam", "clip_high", "critic_lr"]
-    assert warn(config, sources) == (
+    assert warn_inert(config, sources) == (
         f"these settings have no effect: critic_lr, lam: {NO_CRITIC}; clip_high: {STEP}"
     )
+
+
+def test_the_folder_of_a_file_makes_it_an_overlay(tmp_path, monkeypatch):
+    """The first comment of a file does not matter."""
+    monkeypatch.setattr(no_effect, "CONFIG_FOLDER", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+    for path, header, is_named in [
+        ("config/methods/mine.py", "# My method.", False),
+        ("config/mine.py", "# Overlay for any experiment.", True),
+        ("mine.py", "# Overlay for any experiment.", True),
+        ("elsewhere/methods/mine.py", "# My method.", True),
+    ]:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{header}\nlam = 0.9\n")
+        _, _, sources = load_config([path])
+        assert given_settings(sources) == (["lam"] if is_named else [])
 
 
 LAUNCH = "# Launch:  torchrun --standalone train.py"
@@ -345,7 +349,7 @@ EXPERIMENTS = [path for path in ROOT.glob("config/*.py") if LAUNCH in path.read_
 def test_shipped_experiments_have_no_idle_line(path):
     for overlays in ([], ["tiny"], ["lora"], ["starpo_vanilla"], ["tiny", "tiny_text"]):
         config, _, sources = load_config([str(path), *shipped(*overlays)])
-        assert warn(config, sources) == ""
+        assert warn_inert(config, sources) == ""
 
 
 def test_every_rule_names_real_settings():
@@ -362,3 +366,71 @@ def test_the_line_is_printed_at_the_start_of_a_run(trained_folder, tmp_path, cap
     assert SMALL_RUN["batch_size"] == 4
     run(tmp_path / "b", trained_folder, num_iterations=0, clip_high=0.2)
     assert "have no effect" not in capsys.readouterr().out
+
+
+# ---------- other commands
+
+LAKE = ["config/frozenlake_grpo.py", "config/models/tiny.py"]
+NO_EFFECT = "these settings have no effect: "
+SUPERVISED = ("tools.sft", "studies.base_model.corpus", "studies.base_model.pretrain")
+
+
+def warning(command, *arguments):
+    kind = SftConfig if command in SUPERVISED else Config
+    config, _, sources = load_config([*LAKE, *arguments], kind=kind)
+    return warn_unread(command, config, sources)
+
+
+def test_every_name_is_a_setting():
+    for command, names in READ_BY.items():
+        assert set(names.split()) <= set(FIELD_TYPES), command
+
+
+@pytest.mark.parametrize("command", READ_BY)
+def test_files_of_experiments_name_nothing(command):
+    assert warning(command) == ""
+
+
+@pytest.mark.parametrize(
+    "command, given, line",
+    [
+        ("eval.py", "--temperature=0.1 --seed=1", "seed, temperature: eval.py does not use them"),
+        ("eval.py", "--eval_temperature=0.1 --max_turns=3", ""),
+        ("tools.replay", "--model=tiny", "model: tools.replay does not use it"),
+        ("tools.api_models", "--lora_rank=4", "lora_rank: tools.api_models does not use it"),
+        ("tools.sft", "--lora_rank=4 --weight_decay=0.5 --dtype=bfloat16 --seed=1", ""),
+        ("tools.sft", "--kl_coef=0.1 --compile=True", "compile, kl_coef: tools.sft does not use"),
+        ("tools.sft", "--sft_clean=0.5", "sft_clean: sft_noise is 0"),
+        ("tools.sft", "--sft_noise=0.5 --sft_clean=0.5", ""),
+        ("tools.sft", "--sft_planners=0.5", "sft_planners: sft_player is shortest"),
+        ("tools.sft", "--sft_player=crowd --sft_planners=0.5", ""),
+        ("tools.sft", "--sft_lost=False", "sft_lost: sft_file is empty"),
+        ("tools.sft", "--sft_file=a --sft_player=planner", "sft_player: sft_file holds the demon"),
+        ("tools.sft", "--sft_file=a --sft_lost=False", ""),
+        ("tools.sft", "--lora_rank=4 --sft_lr=1.0", "sft_lr: with LoRA all trained weights are"),
+        ("studies.base_model.corpus", "--sft_planners=0.0 --env=bandit", "env: studies.base_model"),
+        ("studies.base_model.pretrain", "--model=2x64 --sft_lr=1.0 --lora_rank=4", "lora_rank: "),
+    ],
+)
+def test_what_a_command_does_not_use_is_named(command, given, line):
+    found = warning(command, *given.split())
+    assert found.startswith(NO_EFFECT + line) if line else found == ""
+
+
+@pytest.mark.parametrize(
+    "main, arguments, name",
+    [
+        (play.main, ["frozenlake", "--random", "--learning_rate=1.0"], "tools.play"),
+        (crowd.main, [*LAKE, "--eval_size=1", "--learning_rate=1.0"], "tools.crowd"),
+        (check_env.main, ["bandit", "--learning_rate=1.0"], "tools.check_env"),
+    ],
+)
+def test_the_line_is_printed_first(main, arguments, name, capsys):
+    main(arguments)
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"{NO_EFFECT}learning_rate: {name} does not use it"
+
+
+def test_the_settings_of_a_comparison_are_fixed():
+    with pytest.raises(UserError, match="the settings of the runs are fixed here; the options are"):
+        comparison.main(["frozenlake", "--learning_rate=1.0"])

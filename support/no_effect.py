@@ -1,0 +1,281 @@
+"""Finds settings that a user gave and that have no effect.
+
+    these settings have no effect: clip_high: an iteration makes one optimizer step, and ...
+    these settings have no effect: seed, temperature: eval.py does not use them
+
+A run of train.py prints such a line at its start, and so do other commands. Otherwise a user may
+conclude that a setting does not help, although it changed nothing.
+
+train.py names settings that have no effect because of other settings. It looks at the command line
+and at the files of experiments. Of an overlay (a file in a subfolder of config/) it names only
+METHOD_SWITCHES: an overlay is made for many experiments, and some of its lines have no effect in
+some of these.
+
+Other commands name settings from the command line that they do not use. They do not name settings
+from files: an experiment's file is for train.py, and other commands read a part of it.
+"""
+
+from configurator import (
+    CONFIG_FOLDER,
+    CRITIC_ESTIMATORS,
+    GROUP_BASELINE_ESTIMATORS,
+    SFT_FIELDS,
+    Config,
+    SftConfig,
+)
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from envs import Env, make_env
+from support.mixtures import env_specs
+
+# (names of settings, separated by blanks; why none of them has an effect)
+Reason = tuple[str, str]
+
+
+# ---------- train.py
+
+# These settings switch a method on, so they are reported even if an overlay gives them.
+METHOD_SWITCHES = (
+    "sequence_ratio",
+    "sequence_mask",
+    "importance_floor",
+    "tv_bound",
+    "observation_coef",
+)
+
+
+def warn_inert(config: Config, sources: dict[str, str]) -> str:
+    """The line about given settings that have no effect on training; '' if there are none.
+
+    Args: sources: from `load_config`."""
+    return sentence(inert_settings(config, given_settings(sources)))
+
+
+def given_settings(sources: dict[str, str]) -> list[str]:
+    """The settings that the user chose: those from the command line and from files that are no
+    overlays, and METHOD_SWITCHES from any file."""
+    given = []
+    for name, source in sources.items():
+        if source == "default":
+            continue
+        if source == "command line" or name in METHOD_SWITCHES or not _is_overlay(source):
+            given.append(name)
+    return given
+
+
+def _is_overlay(path: str) -> bool:
+    """Whether a config file is in a subfolder of config/, such as config/methods/."""
+    return Path(path).resolve().parent.parent == CONFIG_FOLDER
+
+
+def inert_settings(config: Config, given: Collection[str]) -> dict[str, str]:
+    """The settings among `given` that change no number of a training run -> why."""
+    reasons = [
+        *_unused_parts(config),
+        *_one_step(config),
+        *_estimator(config),
+        *_filter(config),
+        *_thoughts(config),
+    ]
+    return among(given, reasons)
+
+
+def _unused_parts(config: Config) -> Iterator[Reason]:
+    if config.estimator not in CRITIC_ESTIMATORS:
+        names = "critic_lr value_clip value_coef lam turn_lam"
+        yield names, f"estimator {config.estimator} has no critic"
+    if config.kl_coef == 0:
+        yield "kl_in kl_estimator", "kl_coef is 0"
+    if config.collapse_every == 0:
+        yield "collapse_pairs", "collapse_every is 0"
+    if config.reward_norm == "none":
+        yield "reward_norm_over", "reward_norm is none"
+    if not config.sequence_ratio and config.sequence_mask == 0:
+        yield "segment", "sequence_ratio is False and sequence_mask is 0"
+    if config.sequence_ratio:
+        reason = "with sequence_ratio, single tokens have no importance weight"
+        yield "importance_cap importance_floor", reason
+    if config.context_turns:
+        yield "segment", "with context_turns, each turn is a segment"
+    if config.tv_bound:
+        yield "clip_low clip_high", "tv_bound replaces the clip"
+    kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
+    trainer_scores = kl_in_reward or not config.mask_observations
+    # On vLLM recompute_old_logprobs has an effect: it drops the engine's log-probs.
+    if trainer_scores and config.engine == "torch":
+        why = "kl_in is reward" if kl_in_reward else "mask_observations is False"
+        yield "recompute_old_logprobs", f"{why}, so the trainer computes them in any case"
+
+
+def _one_step(config: Config) -> Iterator[Reason]:
+    """Yield the clips that have no effect if an iteration makes one optimizer step.
+
+    A clip limits changes of the policy since the rollout. Before the first step it has not changed.
+    The ratio is then 1 if the trainer has computed the old log-probs. If the engine has computed
+    them, the ratio is the mismatch of engine and trainer. In float32 this mismatch is far below
+    every limit. In bfloat16 it may be larger than the clip range of GSPO."""
+    num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
+    if num_steps > 1:
+        return
+    reason = (
+        "an iteration makes one optimizer step, and before it there is no change to limit "
+        "(num_epochs=2 or a smaller batch_size makes more steps)"
+    )
+    yield "value_clip", reason
+    is_float32 = config.dtype == "float32" or (config.dtype == "auto" and config.device == "cpu")
+    engine_agrees = is_float32 and config.engine_dtype in ("auto", "float32")
+    if engine_agrees or config.trainer_gives_old_logprobs():
+        yield "clip_low clip_high dual_clip sequence_ratio", reason
+    if engine_agrees or not config.engine_gives_logprobs():
+        yield "importance_cap importance_floor sequence_mask tv_bound", reason
+
+
+def _estimator(config: Config) -> Iterator[Reason]:
+    estimator = f"estimator {config.estimator}"
+    if config.max_turns == 1:
+        names = "turn_gamma turn_lam turn_level context_turns segment observation_coef"
+        yield names, "max_turns is 1"
+    if config.context_turns:
+        yield "observation_coef", "with context_turns, no observation lies between two replies"
+    if not config.mask_observations:
+        yield "observation_coef", "mask_observations is False, so the policy loss has all tokens"
+    if config.estimator == "turn_ppo":
+        yield "gamma lam", f"{estimator} takes a turn as one step"
+    if config.estimator not in GROUP_BASELINE_ESTIMATORS:
+        return
+    yield "gamma", f"{estimator} does not discount tokens"
+    if config.turn_level or config.state_weight:
+        return  # either setting makes turn_gamma discount turns
+    reason = f"{estimator} does not discount turns unless turn_level or state_weight is set"
+    yield "turn_gamma", reason
+    if config.reward_norm_over == "group":
+        names = "reward_norm reward_norm_over"
+        if config.reward_norm == "mean":
+            yield names, f"{estimator} subtracts the mean of the group, too"
+        # With a KL in the reward, reward_norm has an effect: it divides the rewards, not the KL.
+        kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
+        if config.reward_norm == "mean_std" and config.estimator == "grpo" and not kl_in_reward:
+            yield names, f"{estimator} normalises in the same way"
+
+
+def _filter(config: Config) -> Iterator[Reason]:
+    if config.filter_strategy == "fraction" and config.filter_keep == 1:
+        names = "filter_by filter_smallest filter_zero_std filter_loss_scale"
+        yield names, "filter_keep is 1, which keeps all groups"
+    if config.filter_strategy == "count" and config.filter_keep == config.num_groups:
+        yield "filter_by filter_smallest", "filter_keep is num_groups"
+        if config.filter_zero_std:
+            yield "filter_loss_scale", "the filter keeps all groups"
+
+
+def _thoughts(config: Config) -> Iterator[Reason]:
+    if config.think_reward == 0:
+        return
+    if not config.think:
+        yield "think_reward", "think is False, so replies have no thoughts"
+    elif not any(_makes_statements(spec) for spec in env_specs(config.env)):
+        reason = f"env={config.env!r} gives no statements to check thoughts against"
+        yield "think_reward", reason
+
+
+def _makes_statements(spec: str) -> bool:
+    """Whether the class of an environment defines `statements`."""
+    return type(make_env(spec)).statements is not Env.statements
+
+
+# ---------- other commands
+
+# Settings of a game and of its rewards. max_response_tokens is in GAME because the system message
+# states it.
+GAME = """env observation think max_turns actions_per_turn actions_per_traj max_response_tokens
+    step_timeout_s"""
+REWARDS = "format_penalty reward_density think_reward"
+SAMPLING = "model device dtype engine engine_dtype context_turns max_context_tokens max_running"
+SCORING = f"""{GAME} {REWARDS} {SAMPLING} num_threads max_error_frac micro_batch_tokens
+    eval_env eval_split eval_size eval_temperature"""
+SUPERVISED = """model seed out_dir eval_every save_every keep_checkpoints device num_threads dtype
+    max_context_tokens micro_batch_tokens weight_decay grad_clip"""
+IMITATION = f"""{GAME} {SUPERVISED} {" ".join(SFT_FIELDS)} lora_rank engine_dtype context_turns
+    max_running max_error_frac eval_size eval_temperature"""
+DOCUMENTS = "seed sft_planners micro_batch_tokens max_context_tokens step_timeout_s"
+READ_BY = {  # command -> the settings that change its result
+    "eval.py": SCORING,
+    "tools.api_models": SCORING,
+    "tools.check_env": "observation actions_per_traj",
+    "tools.crowd": f"{GAME} {REWARDS} eval_split eval_size",
+    "tools.play": f"{GAME} {REWARDS} seed",
+    "studies.base_model.corpus": DOCUMENTS,
+    "studies.base_model.pretrain": f"""{SUPERVISED} {DOCUMENTS}
+        sft_steps sft_batch_size sft_lr sft_muon_lr""",
+    "studies.credit.regret": f"{GAME} {REWARDS} {SAMPLING} seed num_groups group_size temperature",
+    "tools.replay": f"{GAME} {REWARDS} device num_threads eval_env eval_split eval_temperature",
+    "tools.sft": IMITATION,
+}
+
+
+def warn_unread(command: str, config: Config, sources: dict[str, str]) -> str:
+    """The line about the settings from the command line that have no effect; '' if there are none.
+
+    Args: command: a key of READ_BY; sources: from `load_config`."""
+    given = [name for name, source in sources.items() if source == "command line"]
+    reasons = list(_imitation(config)) if command == "tools.sft" else []
+    unread = [name for name in given if name not in READ_BY[command].split()]
+    reasons.append((" ".join(unread), f"{command} does not use {_them(unread)}"))
+    return sentence(among(given, reasons))
+
+
+def print_unread(command: str, config: Config, sources: dict[str, str]) -> None:
+    """Print the line of `warn_unread`, if any."""
+    line = warn_unread(command, config, sources)
+    if line:
+        print(line, flush=True)
+
+
+def _them(names: Collection[str]) -> str:
+    return "it" if len(names) == 1 else "them"
+
+
+def _imitation(config: SftConfig) -> Iterator[Reason]:
+    """Yield the settings that tools.sft does not use because of its other settings, and why."""
+    player = "sft_player sft_actions sft_noise sft_clean"
+    if config.sft_file:
+        yield f"{player} sft_planners", "sft_file holds the demonstrations"
+    else:
+        yield "sft_lost sft_eval_games", "sft_file is empty"
+    if config.sft_player == "crowd":
+        yield "sft_actions sft_noise sft_clean", "the crowd's players already make errors"
+    else:
+        yield "sft_planners", f"sft_player is {config.sft_player}"
+    if config.sft_noise == 0:
+        yield "sft_clean", "sft_noise is 0"
+    if config.lora_rank and config.sft_muon_lr:
+        yield "sft_lr", "with LoRA all trained weights are matrices, which use sft_muon_lr"
+
+
+# ---------- the line
+
+
+def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
+    """Given setting that has no effect -> the first reason why."""
+    inert: dict[str, str] = {}
+    for names, reason in reasons:
+        for name in names.split():
+            if name in given:
+                inert.setdefault(name, reason)
+    return inert
+
+
+def sentence(inert: dict[str, str]) -> str:
+    """One line that names the settings without effect, and why; '' if there are none.
+
+    Args: inert: setting -> why it has no effect."""
+    names_of: dict[str, list[str]] = {}  # reason -> settings
+    for name, reason in inert.items():
+        names_of.setdefault(reason, []).append(name)
+    if not names_of:
+        return ""
+    phrases = [f"{', '.join(names)}: {reason}" for reason, names in names_of.items()]
+    return f"these settings have no effect: {'; '.join(phrases)}"
