@@ -132,8 +132,9 @@ class Config:
     """The settings, with the defaults of the StarPO paper (arXiv 2504.20073) where it has them."""
 
     # -- run
-    # folder of the run; '' = out/NAME after the first config file NAME.py. If seed > 0, _s<seed> is
-    # added, unless the command line gives out_dir. For '', SFT adds _sft
+    # folder of the run; '' = out/NAME after the first config file NAME.py, or out/NAME-METHOD if
+    # files of config/methods or config/worlds follow. If seed > 0, _s<seed> is added, unless the
+    # command line gives out_dir. For '', SFT adds _sft
     out_dir: str = ""
     seed: Natural = 0  # every random stream of training derives from it
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
@@ -525,11 +526,26 @@ def load_config(
         else:
             raise _wrong_argument(arg, argv[position + 1 :], known)
     config = kind(**values)
-    out_dir = config.out_dir or f"out/{Path(files[0]).stem if files else 'default'}"
+    out_dir = config.out_dir or default_folder(files)
     names_out_dir = config.out_dir and sources["out_dir"] == "command line"
     if config.seed and not base and not names_out_dir:
         out_dir += f"_s{config.seed}"  # seeds of one config do not share a folder
     return replace(config, out_dir=out_dir), extras, sources
+
+
+def default_folder(files: list[str]) -> str:
+    """Return the folder of a run that sets no out_dir: runs of two methods do not share one.
+
+    Args: files: the config files on the command line.
+    >>> default_folder(["config/bandit_grpo.py", "config/models/tiny.py", "config/methods/rloo.py"])
+    'out/bandit_grpo-rloo'
+    """
+    names = [Path(file).stem for file in files[:1]] or ["default"]
+    for file in map(Path, files[1:]):
+        folder = file.resolve().parent
+        if folder in (CONFIG_FOLDER / "methods", CONFIG_FOLDER / "worlds"):
+            names.append(file.stem)
+    return f"out/{'-'.join(names)}"
 
 
 def _wrong_argument(arg: str, following: list[str], types_by_key: dict[str, type]) -> UserError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from huggingface_hub.utils import enable_progress_bars
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
@@ -41,6 +42,7 @@ CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # of transformers, because loading and saving take only seconds
+enable_progress_bars()  # of downloads, which the line above disables, too
 
 
 # ---------- policy and critic

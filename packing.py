@@ -286,8 +286,9 @@ class PackedLayout:
     def masks(self) -> list[Tensor | None]:
         """The mask (queries, keys) of each piece, or None for a causal kernel without a mask.
 
-        A causal kernel computes half of the scores, but it needs as many queries as keys. Where
-        it is still faster, it also computes the queries of the context, whose outputs are dropped.
+        A causal kernel computes only half of the scores, but it needs as many queries as keys. If
+        it is faster even so, it also gets the queries of the context, and their outputs are
+        dropped.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):

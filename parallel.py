@@ -197,7 +197,7 @@ def stream_weights(
     halve the traffic. Each rank merges LoRA into a copy of its shard.
 
     Yields: Hugging Face name and tensor. A tied head is repeated under its own name, because vLLM
-        keeps a copy of it.
+        reloads each layer by its name.
     """
     if isinstance(policy, FSDPModule):
         policy.reshard()

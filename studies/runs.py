@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")
 # Settings that change only what a run records. Rows that differ only in them count as one run.
 ONLY_WRITING = ("sample_every", *FORMER_SETTINGS)
-# metrics whose value in every iteration is kept in a row; older rows have no valid_frac
+# A row holds the value of each of these metrics in every iteration. Older rows have no valid_frac.
 SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 
 

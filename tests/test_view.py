@@ -1,5 +1,6 @@
 """
-Tests of tools/view.py: its data and figures by hand. tests/test_page.py tests the page itself.
+Tests of tools/view.py without a browser: data, template, GIF and messages. tests/test_page.py
+tests the page in a browser.
 
     python -m pytest -q tests/test_view.py
 """

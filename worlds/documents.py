@@ -161,7 +161,7 @@ def read_steps(value: object) -> tuple[str, ...]:
 
 
 def read_name(value: object, key: str) -> str:
-    """Read a name that a search can find. Raises: ValueError if it has no letter and no digit."""
+    """Read a name that a search can find. Raises: ValueError if it has no letter, digit or _."""
     name = read_call_text(value, key, MAX_NAME)
     if not words_of(name):
         raise ValueError(f"{key} {name!r} has no letter and no digit")

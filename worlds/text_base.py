@@ -27,7 +27,7 @@ MAX_PLAN_LENGTH = 99
 
 
 class World(Env):
-    """A game whose state is a dict of facts.
+    """A game whose state is a dict of facts. TextWorld and ALFWorld leave it empty.
 
     A subclass defines:
     - `effects`: returns all possible commands with the facts that they change. With a set `only`,

@@ -291,7 +291,8 @@ def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Valu
     """
     expected, kept, expected_metrics = reference_on_cpu(device.type)
     config = tiny_config(device, engine_name, dtype)
-    parallel.init_distributed(config)  # reference_on_cpu has changed the number of threads
+    # reference_on_cpu switched deterministic algorithms on; on a GPU this switches them off.
+    parallel.init_distributed(config)
     learner, engine, chat = start(config, device)
     trajectories = train.collect_rollouts(learner, engine, chat)
     difference = engine_difference(learner, trajectories)
