@@ -312,11 +312,11 @@ def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: f
     """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
     Acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip already
-    gives no gradient to tokens with A > 0 and a ratio above its range, or A < 0 and a ratio below
-    it. With [0.5, 5], the mask then changes the gradient only of tokens with A > 0 and a ratio
-    below 0.5, or A < 0 and a ratio above 5. The mask depends on pi / pi_engine as in INTELLECT-3.
-    INTELLECT-3 does not clip; here PPO's clip stays. In Ring-1T the mask depends on
-    pi_old / pi_engine.
+    gives no gradient to tokens that moved too far in A's direction (A > 0 and a ratio above its
+    range, or A < 0 and a ratio below it). So with [0.5, 5] the mask changes only the gradient of
+    tokens that moved far against A: A > 0 and a ratio below 0.5, or A < 0 and a ratio above 5. The
+    mask depends on pi / pi_engine as in INTELLECT-3. INTELLECT-3 does not clip; here PPO's clip
+    stays. In Ring-1T the mask depends on pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])

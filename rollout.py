@@ -172,7 +172,8 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training must not draw evaluation or held-out instances of any environment of the run.
+    # Training must not draw evaluation or held-out instances of any environment of the run, except
+    # with `Env.repeats`.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -264,7 +265,7 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Return the trajectory of an episode that is over, with the rewards of reward_density.
 
-        After an error the rewards stay. The messages do not show this change."""
+        The messages reported the rewards without it. After an error the rewards stay."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density != "native" and trajectory.status != "error":
@@ -374,8 +375,8 @@ def without_errors(
 ) -> list[Trajectory]:
     """Drop each group with an error, because advantages compare whole groups.
 
-    Evaluation calls this with group_size 1, only for its error and the sentence that it prints.
-    There a trajectory with an error counts as not won.
+    Evaluation calls this with group_size 1 and ignores the result: it wants only the printed
+    sentence, or the UserError. There a trajectory with an error counts as not won.
 
     max_error_frac of all trajectories may fail, or a whole group if that is more, because a whole
     group fails if its instance cannot be played. With max_error_frac 0, none may fail.

@@ -27,7 +27,8 @@ Estimators that compare the scores of a group give all tokens of a trajectory th
 with turn_level all tokens of a turn.
 
 This file has the methods of RAGEN's papers and training script, and truncated importance sampling
-(`importance_weights`), because every run needs it. All other methods are in `methods.py`.
+(`importance_weights`), because all runs but those of GSPO use it. All other methods are in
+`methods.py`, such as the estimator turn_ppo.
 
 StarPO-S is StarPO that trains only on the groups with the largest score std (`filter_groups`), with
 a larger clip_high and without KL. In the paper StarPO-S has a critic; here any estimator will do.
@@ -225,10 +226,10 @@ def advantages(
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare,
-        for each k, the returns-to-go of a group's k-th turns instead of its scores; gamma and lam,
-        discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the last
-        token of a turn to the next turn.
+        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare
+        turns, not trajectories: the returns-to-go of a group's first turns with each other, those
+        of its second turns, and so on; gamma and lam, discount and lambda between two tokens of a
+        turn; turn_gamma and turn_lam, from the last token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
@@ -490,8 +491,8 @@ def importance_weights(
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
-        cap pi_old / pi_engine. Here the cap is on pi / pi_engine. So if pi grows over the optimizer
-        steps, it also bounds the loss of a token with A < 0, which the clip of PPO does not.
+        cap pi_old / pi_engine. Here the cap is on pi / pi_engine. So it also bounds the loss of a
+        token with A < 0 whose pi grows over the optimizer steps, which the clip of PPO does not.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309

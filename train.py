@@ -15,8 +15,8 @@ the update only what a mini-batch or micro-batch holds.
 
 A second start with the same out_dir continues from the newest checkpoint. It refuses most
 changed settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end the run
-after the current iteration or, if sooner, after grace_s seconds, with exit code 75
-(docs/faults.md).
+after the current iteration or, if sooner, after grace_s seconds, with exit code 75 (with torchrun:
+1; docs/faults.md).
 """
 
 from configurator import Config
@@ -371,7 +371,7 @@ def build_experience(
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
     segment_ids = turn_ids
-    if config.segment == "trajectory":  # with context_turns, a sequence is a turn all the same
+    if config.segment == "trajectory":  # (with context_turns, each sequence is one turn)
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 
