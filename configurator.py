@@ -427,8 +427,13 @@ for _field in fields(SftConfig):
     if get_origin(_field.type) is Annotated:
         _, RANGES[_field.name] = get_args(_field.type)
 
-# Names that users type by mistake -> the setting that they mean, for the hint in an error.
-ABBREVIATIONS = {"lr": "learning_rate", "epochs": "num_epochs", "steps": "num_iterations"}
+# Names that are no settings -> the setting that is meant, for the hint in an error.
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "epochs": "num_epochs",
+    "steps": "num_iterations",
+    "sequence": "segment",  # its former name
+}
 SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
 
 # Larger numbers overflow, or need more memory or time than there is.
@@ -631,9 +636,9 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
         )
     if key in SFT_FIELDS:
         raise UserError(f"{key} from {source} is a setting of tools.sft; leave it out")
-    alike = difflib.get_close_matches(ABBREVIATIONS.get(key, key), types_by_key, n=3)
+    alike = difflib.get_close_matches(OTHER_NAMES.get(key, key), types_by_key, n=3)
     near = " or ".join(alike)
-    hint = f"did you mean {near}?" if near else "no key is similar; --help lists all settings"
+    hint = f"did you mean {near}?" if near else "no key is similar; see --help"
     raise UserError(f"unknown key {key!r} from {source}: {hint}")
 
 
@@ -654,6 +659,6 @@ def check_activated() -> None:
     sys.exit(2)
 
 
-# Every script imports this file first, so that missing packages are reported before their import
-# fails with a traceback.
+# Every script imports this file first, some through support.terminal, so that missing packages are
+# reported before their import fails with a traceback.
 check_activated()

@@ -58,10 +58,10 @@ def shape_rewards(
 
     Acts if reward_density is not "native", on games without an error. If a game pays 1 for a
     success and nothing else, then only "plan" changes anything.
-    Args: rewards, K of the environment, one for each turn; density, see above; max_reward, the
-        largest total reward of a success; plan_lengths, K + 1 for "plan": the length of the best
-        plan before the first turn and after each turn, 0 if there is none.
-    Returns: K rewards. Raises: ValueError for another density.
+    Args: rewards, of the environment, one for each turn; density, see above; max_reward, the
+        largest total reward of a success; plan_lengths, for "plan", the length of the best plan
+        before the first turn and after each turn, 0 if there is none.
+    Returns: a reward for each turn. Raises: ValueError for another density.
     Source: arXiv 2510.01132. "plan" is not in the paper.
     >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
     [0.5, 0.0, 0.5]
@@ -129,7 +129,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     instead and drops surplus groups. Rollout metrics and rollout time also include the groups that
     the filter does not see; `sampled_groups` counts all groups.
 
-    Acts if sampling_rounds is above 1 and a group has no variance or an error.
+    Acts if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error, because
         that group is dropped later; num_groups, the wanted number of groups.
     Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers. Here

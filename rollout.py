@@ -263,9 +263,10 @@ class Rollout:
         return following_prompt(chat, self.trajectory, self.user, self.config.context_turns)
 
     def finish(self) -> Trajectory:
-        """Return the trajectory of an episode that is over, with the rewards of reward_density.
+        """Return the trajectory of an episode that is over.
 
-        The messages reported the rewards without it. After an error the rewards stay."""
+        reward_density changes its rewards, but not after an error. The messages showed the rewards
+        before this change."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density != "native" and trajectory.status != "error":
@@ -283,7 +284,7 @@ def rewards_with_density(
     """Return the rewards of the turns after `shape_rewards` has changed the environment's part.
 
     Penalties and bonuses stay. Args: all but `trajectory`, see `methods.shape_rewards`."""
-    from methods import shape_rewards  # imports torch, which takes seconds and players do not need
+    from methods import shape_rewards  # here, because it imports torch, which takes seconds
 
     native = [turn.record.env_reward for turn in trajectory.turns]
     shaped = shape_rewards(
@@ -565,10 +566,9 @@ class RolloutScheduler:
             self.histories[key] = []
         if not rollout.done:
             self._request_next_turn(key)
-        # `_request_next_turn` may have ended the rollout. Until then the engine keeps the cache.
-        if rollout.done and not forgets_turns:
-            self.engine.release(key)
-        if rollout.done:
+        if rollout.done:  # `_request_next_turn` may have ended it
+            if not forgets_turns:  # else the cache was released above
+                self.engine.release(key)
             self.on_done()
 
     def _cut_by(self, sample: Sample) -> str | None:

@@ -29,11 +29,11 @@ from studies.experiments import (
 from support.collapse_signs import new_warnings
 from support.run_folder import (
     FORMER_SETTINGS,
-    RENAMED_SETTINGS,
     append_to,
     load_saved,
     read_json,
     read_rows,
+    with_present_names,
     write_atomically,
 )
 
@@ -56,8 +56,7 @@ def finished_rows() -> dict[Config, dict]:
     for path in sorted(ROWS.glob("*.json")):
         row = read_json(path, {"command": str, "settings": {}})
         same_base = row.get("base") == base_of(row["command"].split())
-        saved = {**row["settings"], "out_dir": ""}
-        settings = {RENAMED_SETTINGS.get(key, key): value for key, value in saved.items()}
+        settings = {**with_present_names(row["settings"]), "out_dir": ""}
         for key in ONLY_WRITING:
             settings.pop(key, None)
         if same_base and settings.keys() <= known:

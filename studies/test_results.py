@@ -12,6 +12,7 @@ import pytest
 from studies import reproduce
 from studies.experiments import sft_command, train_command
 from studies.imitation import comparison
+from support.run_folder import with_present_names
 from tools.plotting import tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,7 +83,8 @@ def test_rows_of_the_comparison_have_the_settings_of_their_method(name):
             if not recorded:
                 continue
             now = asdict(make_command(method.curve, "tiny", seed).config())
-            saved = recorded["settings"].get("config", recorded["settings"])
+            settings = recorded["settings"]
+            saved = with_present_names(settings.get("config", settings))
             known = (saved.keys() & now.keys()) - PLACES
             assert {key: saved[key] for key in known} == {key: now[key] for key in known}
 

@@ -78,7 +78,7 @@ def inert_settings(config: Config, given: Collection[str]) -> dict[str, str]:
         *_one_step(config),
         *_estimator(config),
         *_filter(config),
-        *_thoughts(config),
+        *_thoughts(config, given),
     ]
     return among(given, reasons)
 
@@ -171,8 +171,8 @@ def _filter(config: Config) -> Iterator[Reason]:
             yield "filter_loss_scale", "the filter keeps all groups"
 
 
-def _thoughts(config: Config) -> Iterator[Reason]:
-    if config.think_reward == 0:
+def _thoughts(config: Config, given: Collection[str]) -> Iterator[Reason]:
+    if config.think_reward == 0 or "think_reward" not in given:
         return
     if not config.think:
         yield "think_reward", "think is False, so replies have no thoughts"

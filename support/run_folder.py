@@ -223,6 +223,11 @@ def load_saved(path: str | Path) -> Config:
         ) from error
 
 
+def with_present_names(settings: dict) -> dict:
+    """Replace the former names of settings by their present ones."""
+    return {RENAMED_SETTINGS.get(key, key): value for key, value in settings.items()}
+
+
 def settings_from(saved: dict, source: str) -> Config:
     """Settings from a JSON object; those that are not in it have their defaults.
 
@@ -231,10 +236,9 @@ def settings_from(saved: dict, source: str) -> Config:
     Raises: UserError if a setting is unknown or illegal.
     """
     settings = {}
-    for key, value in saved.items():
+    for key, value in with_present_names(saved).items():
         if key in FORMER_SETTINGS:
             continue
-        key = RENAMED_SETTINGS.get(key, key)
         wanted = lookup_type(key, FIELD_TYPES, source)
         settings[key] = check_type(key, value, wanted, source)
     kind = SftConfig if settings.keys() & set(SFT_FIELDS) else Config

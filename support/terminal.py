@@ -36,7 +36,7 @@ def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Co
 
     If the command line has -h, --help or --help=KEY, the help is printed instead, and the process
     ends. So a script with slow imports calls this function before them, with a function that reads
-    the command line, and again in its last line.
+    the command line, and again in its last line, which needs no `kind`.
 
     Args: kind: the class of the settings that the help lists; None for a script without settings.
     """

@@ -191,13 +191,15 @@ def test_up_to_three_near_names():
 def test_a_key_that_is_near_nothing():
     with pytest.raises(ValueError) as error:
         load("--zzz=1")
-    sentence = "unknown key 'zzz' from command line: no key is similar; --help lists all settings"
+    sentence = "unknown key 'zzz' from command line: no key is similar; see --help"
     assert str(error.value) == sentence
 
 
 def test_an_abbreviation_of_the_field_names_the_setting():
     with pytest.raises(ValueError, match="unknown key 'lr' .*: did you mean learning_rate"):
         load("--lr=1e-6")
+    with pytest.raises(ValueError, match="unknown key 'sequence' .*: did you mean segment"):
+        load("--sequence=turn")
 
 
 def test_near_names_include_extra_options():

@@ -322,7 +322,7 @@ def test_a_full_disk(desk, tiny_wheel, monkeypatch):
     assert_nothing_is_left(desk)
 
 
-def test_free_memory_is_the_smallest_limit(tmp_path, monkeypatch):
+def test_free_cpu_memory_is_the_smallest_limit(tmp_path, monkeypatch):
     no_limit = preflight.resource.RLIM_INFINITY
     ulimit = [no_limit]
     monkeypatch.setattr(preflight.resource, "getrlimit", lambda _: (ulimit[0], no_limit))

@@ -1,4 +1,4 @@
-"""Print two tables: what the tiny base model can do (README.md shows it), and how it learned.
+"""Print two tables: what the tiny base model can do (also in README.md), and how it learned.
 
     python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
