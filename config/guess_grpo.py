@@ -1,5 +1,6 @@
 # StarPO-S with GRPO on a guessing game: find a number from 1 to 15 in four turns of one guess each.
 # The game says whether a guess was too high or too low, so halving the range always wins.
+# It needs gymnasium: pip install gymnasium==1.4.0
 # Launch:  torchrun --standalone train.py config/guess_grpo.py
 
 env = "worlds/guess.py:Guess,largest=15"
