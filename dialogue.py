@@ -2,9 +2,9 @@
 
 An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
 replies and enforces the limits on actions and turns; rollout.py enforces those on tokens. A reply
-is not valid if its form is wrong, if it has unknown or surplus actions, or if it executes none. The
-next message says so. Such a reply gets the format penalty, which is part of the reward that the
-next message reports. In RAGEN the policy never sees the penalty.
+is not valid if its form is wrong, if it has surplus actions or, before the end of the game, unknown
+ones, or if it executes none. The next message says so. Such a reply gets the format penalty, which
+is part of the reward that the next message reports. In RAGEN the policy never sees the penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
 their text is only parsed.
@@ -128,7 +128,8 @@ class TurnRecord:
     # was not executed. None if every action took place as chosen.
     moves: list[str] | None = None
     # Why the reply is not valid, in sentences; None if it is valid or was not judged. The policy
-    # reads them in the next message, except that of `cut_fault`, which `Rollout.add_turn` adds.
+    # reads them in the next message. `Rollout.add_turn` adds one that the policy does not read:
+    # that the reply was cut off.
     faults: list[str] | None = None
     # True: the game failed because its actions were used up. False: it failed by its rules.
     # None: it did not fail.
@@ -339,7 +340,7 @@ class Chat:
         self.tokenizer = tokenizer
         marks = [IM_START, IM_END]
         self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
-        # An unknown token has the id None, or the id of the tokenizer's token for unknown text.
+        # Convert the ids back: a mark that is no token got None, or the id of unknown text.
         if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
                 f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"

@@ -53,8 +53,8 @@ def shape_rewards(
     - "balanced": the same progress, but paid only at the 2nd, 4th, ... turn with a positive reward
       and at the last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
-      is the length of the best plan, and 0 after a success. Without a plan, it is twice the first
-      distance. If the start has no plan, the first distance is 1.
+      is the length of the best plan, and 0 after a success. The first distance is 1 if the start
+      has no plan. Later, no plan counts as twice the first distance.
 
     Acts if reward_density is not "native", on games without an error. If a game pays 1 for a
     success and nothing else, then only "plan" changes anything.

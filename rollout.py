@@ -173,7 +173,7 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Training must not draw evaluation or held-out instances of any environment of the run, except
-    # with `Env.repeats`.
+    # those with too few instances for disjoint splits (`Env.repeats`), such as the bandit.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.

@@ -148,9 +148,9 @@ def filter_groups(
 
 
 def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
-    """Return how many of the ranked groups the strategy keeps, or a number above C for all.
+    """Return how many of the C ranked groups the strategy keeps. A number above C keeps all.
 
-    Args: values (C,), of the C ranked groups, in their order; keep in (0, 1], or for "count" in [1,
+    Args: values (C,), of the ranked groups, in their order; keep in (0, 1], or for "count" in [1,
         P]; num_groups, P. "fraction" counts a fraction of P, not of C.
     """
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
@@ -181,9 +181,10 @@ def normalize_rewards(
     """Normalise scores among trajectories with equal group_ids, and change turn rewards to match.
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" is
-    "mean_std", clipped to [-1, 3]. Scores without variance become 0. Turn rewards are divided by
-    the same std + 1e-6 (without variance, they become 0), except with "mean". Then the reward of
-    the last turn is changed so that the rewards of the trajectory sum to its new score.
+    "mean_std", clipped to [-1, 3]. Scores without variance become 0. With "mean", turn rewards
+    stay. Otherwise they are divided by the same std + 1e-6, or become 0 without variance. In both
+    cases the reward of the last turn is then changed so that the rewards of the trajectory sum to
+    its new score.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
     Returns: (K,), with the dtype of rewards.
@@ -491,8 +492,9 @@ def importance_weights(
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
-        cap pi_old / pi_engine. Here the cap is on pi / pi_engine. So it also bounds the loss of a
-        token with A < 0 whose pi grows over the optimizer steps, which the clip of PPO does not.
+        cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so weight * ratio is at most
+        cap. This bounds the loss of a token with A < 0 whose pi grows over the optimizer steps;
+        PPO's clip does not bound it.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309

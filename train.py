@@ -109,6 +109,7 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     # are missing only if this process did no iteration, for example with num_iterations=0.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
+    # If the run is over, its report needs the scores of reference players.
     run.finish(play_references)
     parallel.shut_down(engine)
 
@@ -371,7 +372,7 @@ def build_experience(
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
     segment_ids = turn_ids
-    if config.segment == "trajectory":  # (with context_turns, each sequence is one turn)
+    if config.segment == "trajectory":  # segments are sequences
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 

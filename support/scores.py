@@ -44,7 +44,7 @@ class Row(NamedTuple):
     env: str
     name: str
     scores: Scores
-    tokenizer: object | None = None  # of a policy; players that answer in text have none
+    tokenizer: object | None = None  # of a model that eval.py loads; others answer in text
 
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -204,8 +204,9 @@ def assert_mean(values, reference, reference_values=256):
     """Assert that the mean of `values` is within 3.5 combined standard errors of `reference`.
 
     `reference` is a mean over 256 instances of RAGEN's generator. s, the std of the n `values`, is
-    used as the std of both samples, so the tolerance is 3.5 * s * sqrt(1/n + 1/256). For a random
-    player, a value is the success rate on one board; `reference` is from 200 games on each.
+    used as the std of both samples, so the tolerance is 3.5 * s * sqrt(1/n + 1/256), but at least
+    0.0005. For a random player, a value is the success rate on one board; `reference` is from 200
+    games on each.
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)

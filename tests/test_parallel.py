@@ -339,7 +339,7 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
             kills += 1
             if kills == 2:
                 break
-    rest = node.stdout.read()  # communicate() would miss what the loop has buffered
+    rest = node.stdout.read()  # communicate(timeout=...) would miss what is buffered
     node.wait(timeout=60)
     assert node.returncode != 0
     assert "rank      : 1 (local_rank: 1)" in rest.split("Root Cause")[1] and "SIGKILL" in rest

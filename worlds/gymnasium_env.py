@@ -202,10 +202,10 @@ class Gymnasium(Hub):
             observation = list(decode(observation))
         numbers = flatten(observation)
         if len(numbers) > MAX_NUMBERS:
-            raise UserError(
-                f"gymnasium:{self.name} shows {len(numbers):,} numbers, more than {MAX_NUMBERS}, "
-                "and has no text renderer"
-            )
+            problem = f"shows {len(numbers):,} numbers, more than {MAX_NUMBERS}"
+            if not self.values:
+                problem += ", and has no text renderer"
+            raise UserError(f"gymnasium:{self.name} {problem}")
         texts = [f"{number:.3g}" for number in numbers]
         if not self.values:
             return f"Observation {', '.join(texts)}."

@@ -269,7 +269,9 @@ def last_lines(log: Path) -> str:
 
 
 def write_report(results: Results) -> str:
-    """Write report.md, with a table for each piece, beside the results. Returns: its text."""
+    """Write report.md beside the results: for each piece its table, or why it was not measured.
+
+    Returns: its text."""
     parts = []
     for piece in PIECES:
         parts.append(f"### {piece.title} (`{piece.name}`)\n\n{table_of(piece, results)}\n")
