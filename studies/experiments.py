@@ -9,10 +9,11 @@ equal runs share one folder.
 from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -584,6 +585,25 @@ class Command:
     def config(self) -> Config:
         kind = Config if self.script == ("train.py",) else SftConfig
         return load_config(list(self.arguments), kind=kind)[0]
+
+
+def read_names(
+    argv: Sequence[str], known: Collection[str], extra: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Read the command line of a program whose runs have fixed settings: names, then options.
+
+    Args: known: the names that may be given; extra: the options with their defaults.
+    Returns: the names, at least one; a value for each key of `extra`.
+    Raises: UserError if a name is unknown or missing, or if a setting of the runs is given."""
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    if not names or set(names) - set(known):
+        given = " ".join(names) or "nothing"
+        raise UserError(f"give names among {', '.join(known)}; got {given}")
+    _, options, sources = load_config(argv[len(names) :], extra=extra)
+    if set(sources.values()) != {"default"}:
+        keys = ", --".join(extra)
+        raise UserError(f"the settings of the runs are fixed here; the options are --{keys}")
+    return names, options
 
 
 def train_command(curve: Curve, scale: str, seed: int) -> Command:

@@ -17,16 +17,16 @@ From these files the script writes a table (.md), points (.csv) and a picture (.
 folder of the study. It ignores runs that started from other weights than those in base/.
 """
 
-from configurator import Config, UserError, load_config
+from configurator import Config, UserError
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from studies.experiments import (
     FIGURES,
     SCALES,
     Command,
     Curve,
+    read_names,
     settings_of,
     sft_command,
     train_command,
@@ -46,14 +46,7 @@ OPTIONS = {
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
     """Read the command line. Returns: names of figures, options, seeds."""
-    names = list(takewhile(lambda word: not word.startswith("-"), argv))
-    if not names or set(names) - FIGURES.keys():
-        given = " ".join(names) or "nothing"
-        raise UserError(f"give names among {', '.join(FIGURES)}; got {given}")
-    _, options, sources = load_config(argv[len(names) :], extra=OPTIONS)
-    if set(sources.values()) != {"default"}:
-        known = ", --".join(OPTIONS)
-        raise UserError(f"the settings of the runs are fixed here; the options are --{known}")
+    names, options = read_names(argv, FIGURES, OPTIONS)
     options["scale"] = choose_scale(names, options["scale"])
     if options["jobs"] < 0:
         raise UserError(f"jobs must be 0 or more, got {options['jobs']}")

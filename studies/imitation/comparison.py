@@ -19,7 +19,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +34,7 @@ from studies.experiments import (
     curve,
     files_at,
     quest_sft,
+    read_names,
     sft_command,
     train_command,
 )
@@ -235,14 +235,7 @@ WORLDS = {
 
 
 def main(argv: list[str]) -> None:
-    names = list(takewhile(lambda word: not word.startswith("-"), argv))
-    if not names or set(names) - WORLDS.keys():
-        given = " ".join(names) or "nothing"
-        raise UserError(f"give names among {', '.join(WORLDS)}; got {given}")
-    _, options, sources = load_config(argv[len(names) :], extra=OPTIONS)
-    if set(sources.values()) != {"default"}:
-        known = ", --".join(OPTIONS)
-        raise UserError(f"the settings of the runs are fixed here; the options are --{known}")
+    names, options = read_names(argv, WORLDS, OPTIONS)
     if options["show"]:
         print("\n\n".join(recorded(name) for name in names))
         return
