@@ -33,15 +33,15 @@ from support.model_folder import check_architecture, check_folder, download, fin
 from support.precision import product_in_float32
 from support.preflight import check_driver
 
-# Number of vocabulary tokens whose logits are in memory at a time. On a CPU these logits stay in
-# the processor's cache. On a GPU larger chunks need fewer kernel launches.
+# Number of vocabulary tokens whose logits are in memory at a time. On a CPU, small chunks stay in
+# the processor's cache. On a GPU, large chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
-# torch.compile keeps at most this many versions of one function; further ones run uncompiled. The
-# default of 8 is too few for the norms of Qwen3: hidden states and heads differ in width, the
-# weights of policy, critic and reference are trained or frozen, and gradients are on or off.
+# torch.compile keeps at most this many versions of one function; further versions run uncompiled.
+# The default of 8 is too few for the norms of Qwen3, which have two widths, trained or frozen
+# weights, and gradients on or off.
 MAX_COMPILED_VERSIONS = 64
 
-disable_progress_bar()  # of transformers, because loading and saving take only seconds
+disable_progress_bar()  # of loading and saving, which take only seconds
 enable_progress_bars()  # of downloads, which the line above disables, too
 
 
@@ -101,8 +101,8 @@ class Critic(nn.Module):
 def train_padding_token(module: nn.Module) -> nn.Module:
     """Let the embedding of the padding token get a gradient, in place. Returns: the module.
 
-    Packed rows have no padding, so a padding token in them is a real one: SmolLM2 pads with
-    <|im_end|>, which ends every message. With a padding_idx, nn.Embedding drops its gradient.
+    Packed rows have no padding, so a padding token in them is a real token: SmolLM2 pads with
+    <|im_end|>, which ends every message. nn.Embedding drops the gradient of its padding_idx.
     """
     module.get_input_embeddings().padding_idx = None
     return module
@@ -205,9 +205,8 @@ def _vocab_chunks(
 class _ChunkedLogProbs(torch.autograd.Function):
     """Log-prob of the target and entropy at each position.
 
-    Only the logits of one chunk of the vocabulary exist at a time, so they fit into the cache of a
-    CPU. Besides the inputs, O(R) numbers are saved for the backward, which computes the logits
-    again and writes the gradient of the head once. With
+    Only the logits of one chunk of the vocabulary exist at a time. Besides the inputs, O(R) numbers
+    are saved for the backward, which computes the logits again. With
 
         z = W h / temperature,   p = softmax(z),   logp = log p[target],   S = -sum_j p_j log p_j
 
@@ -226,7 +225,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         """Online softmax: the sums are relative to m, the largest logit so far.
 
         If a chunk raises the maximum from m to m', shift = m - m' makes the earlier sums relative
-        to m'. All tensors that outlive a chunk are (R,).
+        to m'.
         """
         lowest = torch.finfo(torch.float32).min
         maximum = torch.full(targets.shape, lowest, device=hidden.device)  # m = max z
@@ -262,7 +261,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # (V, H)
         chunks = _vocab_chunks(hidden, weight, targets, ctx.temperature, ctx.chunk_size)
         for chunk in chunks:
-            # The steps work in place, so two (R, C) tensors suffice. Each step renames its result.
+            # The steps work in place, so two (R, C) tensors suffice.
             logp = chunk.logits.sub_(maximum[:, None]).sub_(log_total[:, None])
             p = logp.exp()
             grad_z = logp.add_(entropy[:, None]).mul_(grad_entropy[:, None])
@@ -284,9 +283,8 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
     """Add LoRA adapters (Hu et al., arXiv 2106.09685) in place, with peft.
 
     The linear layers of the blocks compute W x + (alpha / rank) B A x. A (rank, in) is random from
-    `seed`, and B (out, rank) starts at zero. A and B are trained, and all other weights are frozen.
-    alpha equals rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads only its
-    weight.
+    `seed`, and B (out, rank) starts at zero. Only A and B are trained. alpha equals rank. lm_head
+    gets no adapter, because `Policy` reads only its weight.
 
     Raises: UserError if the rank is larger than the hidden size of the model.
     """
@@ -388,9 +386,8 @@ def load_model(
 
 
 def _check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
-    """Compare the weights in the files with those that config.json describes.
+    """Compare the shapes of the weights in the files with those that config.json describes.
 
-    Args: config: from config.json; shapes: of the weights in the files, by name.
     Raises: UserError if a weight is missing, unknown, or has another shape.
     """
     with torch.device("meta"):  # tensors on meta have shapes but take no memory

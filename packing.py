@@ -1,10 +1,10 @@
 """Packing: many token sequences in one row of T tokens, without padding.
 
 The row is cut into *pieces*. The context of a piece lists the earlier pieces that it continues. The
-tokens of a piece attend to these pieces and, causally, to each other. So a prompt that several
-sequences share is computed once, except its last token. Example: two responses A A and B to the
-prompt P P P p. The last prompt token p is repeated before each response, because its hidden state
-predicts the response's first token.
+tokens of a piece attend to its context and, causally, to each other. So a prompt that several
+sequences share is computed once, except its last token. The last token is repeated before each
+response, because its hidden state predicts the response's first token. Example: two responses A A
+and B to the prompt P P P p.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
@@ -12,7 +12,7 @@ predicts the response's first token.
     sampled            x x   x
 
 `micro_batches` decides which sequences share a row, `pack` builds the row, and `PackedLayout`
-keeps attention inside the sequences.
+computes its attention.
 """
 
 import inspect
@@ -33,7 +33,7 @@ try:
 except ImportError:
     flash_attn_varlen_func = None
 
-# In torch 2.12 query heads can share a key head. torch 2.11 needs a key head for each query head.
+# In torch 2.12 query heads can share a key head; torch 2.11 needs a key head for each query head.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # Below this ratio of keys to queries, a causal kernel over the whole context is faster than a mask.
@@ -126,8 +126,8 @@ def pack(
     except its last token. Then every sequence has a piece with its own tokens.
 
     Args:
-        sequences: at least one. Put those with the same first prompt next to each other, as
-            `micro_batches` does.
+        sequences: at least one. Sequences with the same first prompt must be neighbours to share
+            the prompt, as in the packs of `micro_batches`.
         observations: True to fill in `observation_index` from the sequences' `observation_mask`.
     """
     common_length = len(os.path.commonprefix([_shareable(sequence) for sequence in sequences]))
@@ -261,8 +261,8 @@ class PackedLayout:
 
     def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Compute attention with one SDPA call for each piece."""
-        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. With
-        # slices, the backward of each one would fill a tensor of the size of the row.
+        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. The
+        # backward of each slice would fill a tensor of the size of the row.
         query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
         key_parts = k[None].split(self.lengths, dim=2)  # each (1, kv_heads, length, D)
         value_parts = v[None].split(self.lengths, dim=2)
@@ -286,9 +286,8 @@ class PackedLayout:
     def masks(self) -> list[Tensor | None]:
         """The mask (queries, keys) of each piece, or None for a causal kernel without a mask.
 
-        A causal kernel computes only half of the scores, but it needs as many queries as keys. If
-        it is faster even so, it also gets the queries of the context, and their outputs are
-        dropped.
+        A causal kernel computes only half of the scores, but needs as many queries as keys. Below
+        MAX_CAUSAL_RATIO it also gets the queries of the context, and their outputs are dropped.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):
@@ -303,7 +302,7 @@ class PackedLayout:
         """Compute attention with one kernel: flash-attn's if it is installed, else torch's."""
         q = q.transpose(0, 1).contiguous()  # (T, heads, D)
         index = self.varlen_index
-        # The backward of k[:, index] would sort the index, and that of index_select does not.
+        # index_select, because the backward of k[:, index] would sort the index
         k = k.transpose(0, 1).index_select(0, index.keys)  # (sum of key_lengths, kv_heads, D)
         v = v.transpose(0, 1).index_select(0, index.keys)
         max_lengths = (max(self.lengths), max(self.key_lengths))
@@ -320,7 +319,7 @@ class PackedLayout:
 
     @cached_property
     def varlen_index(self) -> _VarlenIndex:
-        """The index for the varlen kernel. It is built on the CPU and copied to the device once."""
+        """The index for the varlen kernel, built on the CPU and copied to the device once."""
         row = torch.arange(sum(self.lengths), dtype=torch.int32).split(self.lengths)
         pieces = chain.from_iterable((*context, i) for i, context in enumerate(self.contexts))
         keys = torch.cat([row[i] for i in pieces])

@@ -2,11 +2,11 @@
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued.
-The policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the other
-tokens, which condition the policy. (ECHO also trains on the observations among them.)
+The policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are all other
+tokens.
 
-A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy, and `play` for
-players that answer in text: reference players, demonstrations, API models, a human.
+A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
+rollouts for players that answer in text: reference players, demonstrations, API models, a human.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from support.time_limit import EnvError, call_with_timeout
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample
 
-MAX_REWARD = 1e9  # largest absolute reward of a turn; larger ones are errors, as sums may overflow
+MAX_REWARD = 1e9  # largest absolute reward of a turn; a larger reward counts as an error
 
 # ---------- data
 
@@ -58,7 +58,7 @@ class Turn:
     text: str = ""  # the response decoded for the parser; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord | None = None  # what happened, see dialogue.py
-    # The copies of the turn that `unmask` makes share this object.
+    # shared with the copies of the turn that `unmask` makes
     credit: Credit = field(default_factory=Credit)
     state: Hashable = None  # of the environment before the response, see `Episode.state`
 
@@ -172,8 +172,8 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training must not draw evaluation or held-out instances of any environment of the run, except
-    # those with too few instances for disjoint splits (`Env.repeats`), such as the bandit.
+    # Training must not draw evaluation or held-out instances of any environment of the run.
+    # Exempt are environments with too few instances for disjoint splits (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -220,13 +220,15 @@ class Rollout:
             self.open(*opening)
 
     def open(self, system: str, user: str) -> None:
-        """Do the rest of `reset`, after the episode has started: set the first messages."""
+        """Set the first messages, after the episode has started."""
         self.trajectory.system = system
         self.user = user
 
     def execute(self, text: str) -> TurnOutcome:
-        """Execute a reply. If the environment raises anything, takes too long or pays an absurd
-        reward, the outcome has the status error."""
+        """Execute a reply.
+
+        If the environment raises anything, takes too long or pays a reward above MAX_REWARD, the
+        outcome has the status error."""
         if self.failure:
             return self.failure
         try:
@@ -265,8 +267,7 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Return the trajectory of an episode that is over.
 
-        reward_density changes its rewards, but not after an error. The messages showed the rewards
-        before this change."""
+        reward_density changes its rewards, but not after an error."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density != "native" and trajectory.status != "error":
@@ -283,7 +284,7 @@ def rewards_with_density(
 ) -> list[float]:
     """Return the rewards of the turns after `shape_rewards` has changed the environment's part.
 
-    Penalties and bonuses stay. Args: all but `trajectory`, see `methods.shape_rewards`."""
+    Penalties and bonuses stay. Args: see `methods.shape_rewards`."""
     from methods import shape_rewards  # here, because it imports torch, which takes seconds
 
     native = [turn.record.env_reward for turn in trajectory.turns]
@@ -330,7 +331,7 @@ def play_all(
 ) -> list[Trajectory]:
     """Play rollouts of one environment spec from start to end, each with a player of its own.
 
-    If the environment is blocking, the games are played at the same time."""
+    Games of a blocking environment are played at the same time."""
 
     def play_from_start(rollout: Rollout, player: Callable) -> Trajectory:
         rollout.reset(split)
@@ -352,7 +353,7 @@ def following_prompt(
     turns = trajectory.turns
     if not context_turns:
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
-    # context_turns counts the next turn, so context_turns - 1 earlier ones are visible.
+    # context_turns counts the next turn, so context_turns - 1 earlier turns are visible.
     visible = turns[max(0, len(turns) + 1 - context_turns) :]
     users = [turn.observation for turn in visible]
     users.append(user)
@@ -376,11 +377,10 @@ def without_errors(
 ) -> list[Trajectory]:
     """Drop each group with an error, because advantages compare whole groups.
 
-    Evaluation calls this with group_size 1 and ignores the result: it wants only the printed
-    sentence, or the UserError. There a trajectory with an error counts as not won.
+    Evaluation calls this function only for its printed sentence and its UserError.
 
-    max_error_frac of all trajectories may fail, or a whole group if that is more, because a whole
-    group fails if its instance cannot be played. With max_error_frac 0, none may fail.
+    At most the fraction max_error_frac of all trajectories may fail. Unless it is 0, one whole
+    group may always fail, because its instance may be impossible to play.
 
     Raises: UserError with the first error if more trajectories failed, or if no group is left."""
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
@@ -438,7 +438,7 @@ def collect(
     Args:
         split: of the instances, see `envs.SPLITS`.
         noise_seed: seeds the sampling of each response, together with instance seed, member and
-            turn. So the noise does not depend on the other episodes in the batch.
+            turn.
         on_done: is called when a trajectory ends, for a progress bar.
         envs: the environment of each episode, by default `config.env`.
     Returns: the trajectories in the order of `starts`. A trajectory that cannot start, because its
@@ -484,7 +484,7 @@ class RolloutScheduler:
         self.rollouts = rollouts
         self.temperature = temperature
         self.noise_seed = noise_seed
-        self.on_done = on_done  # is called when a rollout ends
+        self.on_done = on_done
         # for each rollout, all tokens so far; with context_turns, prompt and response of one turn
         self.histories: list[list[int]] = [[] for _ in rollouts]
         self.prompts: list[list[int]] = [[] for _ in rollouts]  # prompts of the pending responses
@@ -566,7 +566,7 @@ class RolloutScheduler:
             self.histories[key] = []
         if not rollout.done:
             self._request_next_turn(key)
-        if rollout.done:  # `_request_next_turn` may have ended it
+        if rollout.done:  # `_request_next_turn` may have ended the rollout
             if not forgets_turns:  # else the cache was released above
                 self.engine.release(key)
             self.on_done()
