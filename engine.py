@@ -23,7 +23,7 @@ from support.preflight import VLLM_HINT
 
 
 class Engine(Protocol):
-    """The interface of engines. They identify each trajectory by its `key`, a number."""
+    """The interface of engines. A number, its `key`, identifies each trajectory."""
 
     version: int | None  # `Policy.version` of the loaded weights; None before the first `load`
     dtype: torch.dtype  # of the weights and of the computation
@@ -40,13 +40,13 @@ class Engine(Protocol):
 
         Args:
             key: of the trajectory, which may have one request at a time.
-            ids: the token history of the trajectory. It begins with the history and the response of
-                the previous request, unless the key was released since then.
+            ids: the token history, which begins with the history and the response of the previous
+                request, unless the key was released since then.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling noise. In float32 the response does not depend on other
-                requests. In 16 bits it may, because kernels round logits differently in batches
-                of other sizes.
+            seed: of the sampling noise. In float32 the response does not depend on other requests.
+                In 16 bits it may, because kernels round logits differently in batches of other
+                sizes.
         """
 
     def step(self) -> list[Sample]:

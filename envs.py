@@ -8,8 +8,8 @@ three deliberate differences:
   members of a group slip at the same time.
 - A seed gives the same instance in every process. Nothing depends on `hash()` or on a global
   random state.
-- Splits have no instance in common, unless `Env.repeats` is True. Different seeds alone do not
-  ensure this, because there are few different small boards.
+- Splits have no instance in common, unless `Env.repeats` is True. Different seeds alone could draw
+  the same small board.
 """
 
 from configurator import UserError, check_type, describe_error, parse_text, printable
@@ -39,7 +39,7 @@ SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-SEED_TRANSITIONS = 7  # in every seed of transition noise, so that no other stream has such a seed
+SEED_TRANSITIONS = 7  # part of every seed of transition noise; other streams have other numbers
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
 DRAW_LIMIT_S = 60.0  # seconds for drawing one instance of a fixed split
 
@@ -93,8 +93,8 @@ class Env:
             Why the game was lost, or cannot be won any more, in a few words, for the records.
         plan(max_actions: int, turns_left: int) -> list[str]
             The best next actions, at most `max_actions`; [] if the game cannot be won. The player
-            "optimal" needs it. So do, by default, "greedy", demonstrations and
-            --reward_density=plan.
+            "optimal" needs `plan`. By default "greedy", demonstrations and --reward_density=plan
+            need it, too.
         repeats: bool, max_reward: float, blocking: bool, runs_programs: bool
             See the class attributes below.
         key(instance: tuple) -> Hashable
@@ -120,13 +120,13 @@ class Env:
     repeats = False  # True: too few distinct instances for disjoint splits, as in the Bandit
     max_reward = 1.0  # largest total reward of a success
     blocking = False  # True: a step waits for a program or a server, so it runs in a thread
-    # True: the environment runs programs or reads files. Then the command line must name it: the
-    # settings in a run folder do not suffice, because somebody else may have written them.
+    # True: the environment runs programs or reads files. Then the command line must name it,
+    # because somebody else may have written the settings in a run folder.
     runs_programs = False
 
-    slipped_to = ""  # the action that took place, if `_move` executed another one than chosen
+    slipped_to = ""  # the action that took place, if `_move` replaced the chosen action
     spec: str  # the text that names this environment and its options; `make_env` sets it
-    # Specs of other environments whose fixed splits training must not draw either.
+    # Specs of other environments whose fixed splits training must not draw.
     also_reserved: tuple[str, ...] = ()
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
@@ -233,8 +233,7 @@ class Env:
     def key(self, instance: tuple) -> Hashable:
         """Return what identifies the game of an instance.
 
-        Instances with equal keys count as one game, for example if only their symbols differ.
-        Training draws no game of the evaluation or held-out prompts, except with `repeats`."""
+        Instances with equal keys count as one game, for example if only their symbols differ."""
         return instance
 
     def state_key(self) -> Hashable:
@@ -262,9 +261,7 @@ class Env:
         return []
 
     def greedy(self) -> str:
-        """Return the action of the player "greedy", by default the first of `plan`.
-
-        If `plan` returns none, return a random legal action."""
+        """Return the action of the player "greedy": the first of `plan`, or else a random one."""
         best = self.plan(1, 1) or self.random(1, np.random.default_rng(self.num_actions))
         return best[0]
 
@@ -436,7 +433,7 @@ def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
 
 
 def check_attributes(env: Env) -> None:
-    """Check `actions` and `max_reward`. Raises: UserError if one of them is illegal."""
+    """Check `actions` and `max_reward`. Raises: UserError if one is illegal."""
     if not _are_action_names(env.actions):
         raise UserError(
             f"actions of {name_of(env)} must be a tuple of different names that hold no '||' and "
@@ -588,8 +585,8 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
     Raises: UserError if an instance takes longer than DRAW_LIMIT_S.
     """
     env = make_env(spec)
-    # Compute and cache `repeats` now. Environments of hubs start up to 100 games for this, which
-    # could exceed the time limit of the first draw.
+    # Cache `repeats` before the time limit of a draw begins, because environments of hubs start up
+    # to 100 games to compute it.
     _ = env.repeats
     _check_draw(env)
     taken: set = set()
@@ -654,7 +651,7 @@ def _check_draw(env: Env) -> None:
 
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:
-    """Draw instances until one has a key that is not taken; with `repeats`, return the first."""
+    """Draw until the key of an instance is not taken; with `repeats`, return the first instance."""
     for _ in range(MAX_DRAWS):
         instance = env.draw(rng)
         if env.repeats or env.key(instance) not in taken:

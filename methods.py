@@ -16,9 +16,9 @@ anything ("Acts").
     DPPO-TV           drops tokens whose probability moved too far in A's direction [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
-A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn
-is a segment. Papers, and the settings `sequence_ratio` and `sequence_mask`, call a segment a
-sequence. In code and comments, a sequence is one input of the model.
+A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn is
+a segment. Papers and the settings `sequence_ratio` and `sequence_mask` call a segment a sequence.
+In code and comments, a sequence is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -44,8 +44,7 @@ def shape_rewards(
 ) -> list[float]:
     """Reward density: replace the rewards of the turns of a finished game.
 
-    The new rewards sum to 1 for a success and to less than 1 otherwise. In the paper's code a
-    failure can earn more than a success.
+    The new rewards sum to 1 for a success and to less than 1 otherwise.
 
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
@@ -124,7 +123,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
 
     In GRPO, all advantages in a group without variance are 0. So `train.collect_rollouts` samples
     the missing groups, in at most sampling_rounds rounds. DAPO samples whole batches instead and
-    drops surplus groups. Rollout metrics and rollout time include all sampled groups.
+    drops surplus groups.
 
     Acts if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
@@ -152,10 +151,9 @@ def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
 def without_void_turns(has_void_turn: Tensor) -> Tensor:
     """SimpleTIR: return the indices of the trajectories without a void turn, (<= B,).
 
-    A turn is void if the environment executed no action in it. In the paper, a turn is void if it
-    has neither code nor an answer, and a void turn ends the game. Here the game goes on.
-    Trajectories with a void turn are not trained on, but their scores stay in the baselines of
-    their groups.
+    A turn is void if the environment executed no action in it. (In the paper, a void turn has
+    neither code nor an answer, and ends the game.) Trajectories with a void turn are not trained
+    on, but their scores stay in the baselines of their groups.
 
     Acts if a kept trajectory has a void turn.
     Args: has_void_turn (B,) bool. Returns: int64, ascending, perhaps none.
@@ -182,11 +180,10 @@ def gigpo_advantages(
     """GiGPO's second advantage: compare each turn with the turns of its group in the same state.
 
     A_k = (G_k - mean G) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
-    over all n turns of the group that start in the state of turn k (a trajectory may have several).
-    F depends on the estimator: the standard deviation of these n returns, plus 1e-6 ("grpo");
-    1 ("dr_grpo"); (n - 1) / n ("rloo"). For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight)
-    to the trajectory's advantage, which the same estimator computes. All tokens of a turn share its
-    A_k.
+    over all n turns of the group that start in the state of turn k. F depends on the estimator: the
+    standard deviation of these n returns, plus 1e-6 ("grpo"); 1 ("dr_grpo"); (n - 1) / n ("rloo").
+    For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the trajectory's advantage, which
+    the same estimator computes. All tokens of a turn share its A_k.
 
     For the trajectory's advantage, the paper's code takes the mean score of a group over turns, so
     longer trajectories count more. Here each trajectory counts once, as in equation 3 of the paper.
@@ -228,10 +225,9 @@ def turn_ppo_advantages(
     """Turn-PPO: GAE over turns. All tokens of a turn share its advantage and its return.
 
     A turn is one step. Its reward is the sum of the rewards of its tokens. Its value is V at its
-    first token, where the critic sees the new observation, but nothing of the reply. (Bi-level GAE
-    takes V at the last token of the turn, and then runs GAE over the tokens of the turn.) PPO's
-    ratio and clip are still those of tokens, or of segments with sequence_ratio=True. A turn of L
-    tokens counts L times in the policy loss and the value loss.
+    first token, where the critic sees the new observation, but nothing of the reply. PPO's ratio
+    and clip are still those of tokens, or of segments with sequence_ratio=True. A turn of L tokens
+    counts L times in the policy loss and the value loss.
 
     Acts in every run with this estimator; turn_gamma and turn_lam act from two turns on. With
     mask_observations=False, a turn begins with the observation before the reply.
@@ -285,7 +281,7 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     paper's clip range, 3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets
     recompute_old_logprobs.
 
-    `starpo.bound_log_ratio` clamps log s to 20 nats on both sides. verl clamps log s to at most 10.
+    `starpo.bound_log_ratio` clamps log s to [-20, 20] nats.
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
         numbers, next to each other, for the tokens of a segment. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
@@ -372,10 +368,9 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
 def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     """ECHO: compute the mean cross-entropy of the tokens between replies.
 
-    The policy learns to predict what its actions lead to. All tokens between two replies count,
-    including the marks of the chat format. The first prompt does not count. (prime-rl leaves the
-    marks out.) RAGEN v1's mask (mask_observations=False) puts observation tokens into the policy
-    loss instead, where they share the advantage of the actions.
+    All tokens between two replies count, including the marks of the chat format. The first prompt
+    does not count. RAGEN v1's mask (mask_observations=False) puts observation tokens into the
+    policy loss instead, where they share the advantage of the actions.
 
     Acts if trajectories have several turns, context_turns is 0 and mask_observations is True.
     Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling

@@ -74,7 +74,8 @@ class Policy(nn.Module):
             observations follow: (R + O,).
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
-        # Each state predicts the next token. The backward of hidden[index] would sort the index.
+        # Each state predicts the next token. index_select, because the backward of hidden[index]
+        # would sort the index.
         states = hidden.index_select(0, batch.predicted_index - 1)  # (R, H)
         targets = batch.ids[batch.predicted_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
@@ -163,8 +164,7 @@ def chunked_logprobs(
         hidden: (R, H) float.
         weight: (V, H) float, the head.
         targets: (R,) int64.
-        chunk_size: the number of vocabulary tokens whose logits are in memory at a time; 0 =
-            the number in CHUNK_SIZES for the device.
+        chunk_size: the number of vocabulary tokens in a chunk; 0 takes it from CHUNK_SIZES.
 
     Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
     """
@@ -309,9 +309,7 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
 def save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
     """Write an adapter that PeftModel.from_pretrained can load.
 
-    Args:
-        model: a model with LoRA.
-        weights: its matrices A and B, by parameter name.
+    Args: weights: the matrices A and B of the model's LoRA, by parameter name.
     """
     model.peft_config["default"].save_pretrained(folder)
     renamed = {}

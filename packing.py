@@ -119,7 +119,7 @@ def pack(
     *,
     observations: bool = False,
 ) -> PackedBatch:
-    """Put sequences into one row. Prompt tokens that they share are computed once.
+    """Put sequences into one row.
 
     The first piece holds the tokens that all first prompts begin with. For adjacent sequences with
     the same first prompt (members of a group), one shared piece holds the rest of that prompt
@@ -222,7 +222,7 @@ def has_varlen_kernel(device: torch.device) -> bool:
 
 
 class _VarlenIndex(NamedTuple):
-    """What a varlen kernel must know about the pieces of a row; all int32."""
+    """The pieces of a row as a varlen kernel needs them; all int32."""
 
     keys: Tensor  # (sum of key_lengths,): the row indices of the keys of each piece, concatenated
     query_ends: Tensor  # (pieces + 1,): the boundaries of the pieces in the queries
@@ -234,7 +234,6 @@ class PackedLayout:
 
     Newer GPUs run one varlen kernel for the whole row. On a CPU, on an older GPU and in float32,
     each piece is one SDPA call. The keys of a piece are the keys of its context, then its own keys.
-    So the queries of a piece have the positions of its last keys.
     """
 
     def __init__(self, batch: PackedBatch):

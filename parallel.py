@@ -117,7 +117,7 @@ def leave_group() -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the peak memory of this process in GiB: torch's on a GPU, resident on a CPU."""
+    """Return the peak memory of this process in GiB: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     bytes_per_unit = 1 if sys.platform == "darwin" else 1024
@@ -139,7 +139,7 @@ def all_gather_lists(items: Sequence[Item]) -> list[list[Item]]:
 def all_reduce_sum(*tensors: Tensor) -> None:
     """Replace each tensor by its sum over the ranks, in place (collective).
 
-    The tensors are on one device. They share one all-reduce, because each call costs gloo 2 ms.
+    The tensors share one all-reduce, because each call costs gloo 2 ms.
     """
     if world_size() == 1:
         return
@@ -338,7 +338,7 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Divide trajectories[i], i in `indices`, with `micro_batches`. Returns: the i of each pack."""
+    """Divide the trajectories `indices` with `micro_batches`. Returns: indices, by pack."""
     chosen = [trajectories[i] for i in indices]
     packs = []
     for chosen_indices in micro_batches(chosen, max_tokens):

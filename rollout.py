@@ -1,9 +1,8 @@
 """Multi-turn rollouts, token in and token out: sampled ids are kept, never encoded again.
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
-turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued.
-The policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are all other
-tokens.
+turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued. The
+policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are all other tokens.
 
 A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
 rollouts for players that answer in text: reference players, demonstrations, API models, a human.
@@ -51,7 +50,7 @@ class Turn:
     prompt_ids: list[int]
     # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
     response_ids: list[int] | list[str]  # texts of a model behind an API
-    # of response_ids, under the engine, at its temperature, nats; NaN where the engine gave none
+    # of response_ids, from the engine, nats; NaN where the engine gave none
     rollout_logprobs: list[float]
     # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
     reward: float = 0.0
@@ -60,12 +59,12 @@ class Turn:
     record: TurnRecord | None = None  # what happened, see dialogue.py
     # shared with the copies of the turn that `unmask` makes
     credit: Credit = field(default_factory=Credit)
-    state: Hashable = None  # of the environment before the response, see `Episode.state`
+    state: Hashable = None  # the environment's before the response, see `Episode.state`
 
 
 @dataclass
 class Trajectory:
-    """Turns of one episode: all of them, or one (see `split_by_context`)."""
+    """All turns of one episode, or a single turn (see `split_by_context`)."""
 
     seed: tuple[int, ...]  # of the instance
     member: int  # index in the group; members differ in transition and sampling noise
@@ -125,7 +124,7 @@ class Trajectory:
 
     @property
     def score(self) -> float:
-        """The sum of the turn rewards. The filter and the group baselines compare scores."""
+        """The sum of the turn rewards."""
         return sum(turn.reward for turn in self.turns)
 
     @property
@@ -152,11 +151,11 @@ class Trajectory:
 
 @dataclass
 class Reply:
-    """The answer to one message. Tokens are ids, or texts for a model behind an API."""
+    """The answer to one message."""
 
     text: str
     prompt_ids: list[int] = field(default_factory=list)
-    response_ids: list[int] | list[str] = field(default_factory=list)
+    response_ids: list[int] | list[str] = field(default_factory=list)  # see `Turn`
     rollout_logprobs: list[float] = field(default_factory=list)
     error: str | None = None  # why the player could not answer
     cut_by: str | None = None  # the setting that cut the reply off, see `TurnRecord`
@@ -172,8 +171,8 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training must not draw evaluation or held-out instances of any environment of the run.
-    # Exempt are environments with too few instances for disjoint splits (`Env.repeats`).
+    # Training must not draw evaluation or held-out instances of any environment of the run, except
+    # if an environment has too few instances for disjoint splits (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -190,7 +189,7 @@ class Rollout:
         self.episode = episode
         self.config = episode.config
         self.trajectory = Trajectory(tuple(seed), member, env=env or episode.config.env)
-        self.user = ""  # the message that waits for a reply
+        self.user = ""
         self.failure: TurnOutcome | None = None  # set if the environment could not start
 
     @property
@@ -227,7 +226,7 @@ class Rollout:
     def execute(self, text: str) -> TurnOutcome:
         """Execute a reply.
 
-        If the environment raises anything, takes too long or pays a reward above MAX_REWARD, the
+        If the environment raises anything, takes too long or pays more than MAX_REWARD, the
         outcome has the status error."""
         if self.failure:
             return self.failure
@@ -240,7 +239,7 @@ class Rollout:
         return outcome
 
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
-        """Record a reply and its outcome. The outcome holds the next message."""
+        """Record a reply and its outcome."""
         record = replace(outcome.record, cut_by=reply.cut_by)
         if reply.cut_by and record.faults:  # a reply that was cut may still be valid
             record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
@@ -379,8 +378,8 @@ def without_errors(
 
     Evaluation calls this function only for its printed sentence and its UserError.
 
-    At most the fraction max_error_frac of all trajectories may fail. Unless it is 0, one whole
-    group may always fail, because its instance may be impossible to play.
+    At most the fraction max_error_frac of all trajectories may fail. Unless max_error_frac is 0,
+    one whole group may always fail, because its instance may be impossible to play.
 
     Raises: UserError with the first error if more trajectories failed, or if no group is left."""
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
@@ -436,7 +435,6 @@ def collect(
     """Play one episode for each (instance seed, member) in `starts`, all at once.
 
     Args:
-        split: of the instances, see `envs.SPLITS`.
         noise_seed: seeds the sampling of each response, together with instance seed, member and
             turn.
         on_done: is called when a trajectory ends, for a progress bar.
@@ -528,7 +526,6 @@ class RolloutScheduler:
             rollout.add_turn(Reply(""), failure)
 
     def _request_next_turn(self, key: int) -> None:
-        """Queue the next turn, or end the rollout if the context has no room for it."""
         rollout = self.rollouts[key]
         if not self._request_turn(key, rollout.next_prompt(self.chat)):
             rollout.trajectory.status = "out_of_tokens"
@@ -552,7 +549,7 @@ class RolloutScheduler:
         return True
 
     def _record_turn(self, sample: Sample, text: str, outcome: TurnOutcome) -> None:
-        """Record a finished turn. Queue the next one, or end the rollout."""
+        """Record a finished turn, then queue the next turn or end the rollout."""
         key = sample.key
         rollout = self.rollouts[key]
         forgets_turns = self.config.context_turns > 0
@@ -567,7 +564,7 @@ class RolloutScheduler:
         if not rollout.done:
             self._request_next_turn(key)
         if rollout.done:  # `_request_next_turn` may have ended the rollout
-            if not forgets_turns:  # else the cache was released above
+            if not forgets_turns:
                 self.engine.release(key)
             self.on_done()
 
@@ -587,12 +584,12 @@ class BlockingSteps:
         self.num_pending = 0
 
     def start(self, rollout: Rollout, sample: Sample, text: str) -> None:
-        """Execute a response in a new thread. After step_timeout_s the step counts as failed."""
+        """Execute a response in a new thread."""
         self.num_pending += 1
         start_thread(partial(rollout.execute, text), self.results, key=(sample, text))
 
     def next_finished(self, *, wait: bool) -> tuple[Sample, str, TurnOutcome] | None:
-        """Return the response, its text and its outcome of a step that ended, or None if none did.
+        """Return response, text and outcome of a finished step, or None if no step is finished.
 
         Args: wait: if steps are pending, wait until one ends."""
         if not self.num_pending:
@@ -624,7 +621,7 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
 
 
 def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
-    """Make every token after the system message a response token. This is RAGEN v1's loss mask.
+    """Make every token after the system message a response token, as in RAGEN v1's loss mask.
 
     The prompt tokens among them get the rollout log-prob NaN."""
     system = chat.message("system", trajectory.system)

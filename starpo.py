@@ -33,10 +33,10 @@ This file has the methods of RAGEN's papers and training script, and truncated i
 
 Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R
 response tokens in all. Response tokens are the tokens that the policy sampled, including its
-end-of-turn tokens. With mask_observations=False, they are all tokens after the system message. A
-tensor (R,) has one number for each response token, trajectory after trajectory, so the losses need
-no mask. Lists of counts, such as `tokens_per_turn`, give the lengths of consecutive pieces of a
-tensor.
+end-of-turn tokens. With mask_observations=False, all tokens after the system message count as
+response tokens. A tensor (R,) has one number for each response token, trajectory after trajectory,
+so the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the lengths of
+consecutive pieces of a tensor.
 
 Differences from the paper and from RAGEN's code:
 - By default only sampled tokens are trained on. RAGEN v1, RAGEN's first code, trains on all tokens
@@ -52,7 +52,7 @@ Differences from the paper and from RAGEN's code:
   whose value in the ranking is 0.
 - The filter strategy top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
-- Dual clip is off by default. RAGEN's backend has it with c = 3.
+- Dual clip is off by default. RAGEN's backend uses dual clip with c = 3.
 """
 
 from configurator import CRITIC_ESTIMATORS
@@ -83,7 +83,6 @@ def group_stats(scores: Tensor, group_size: int) -> GroupStats:
     StarPO-S calls the standard deviation U(x). It is exactly 0 if N = 1, or if the scores of a
     group differ by no more than float rounding.
     Args: scores (B,) finite floats, sums of rewards, group after group; group_size N divides B.
-    Returns: three tensors (P,) with the dtype of scores.
     >>> mean, std, maximum = group_stats(torch.tensor([0.0, 2.0, 1.0, 1.0]), group_size=2)
     >>> mean.tolist(), [round(s, 3) for s in std.tolist()], maximum.tolist()
     ([1.0, 1.0], [1.414, 0.0], [2.0, 1.0])
@@ -115,9 +114,9 @@ def filter_groups(
 ) -> Tensor:
     """Choose the groups to train on.
 
-    Groups without variance (std 0) are excluded. The other groups are ranked by their values,
-    rounded to 1e-6, largest first. Of groups with equal values, the lower index comes first. The
-    strategy "fraction" with keep 1 keeps all groups, also those without variance, as StarPO does.
+    By default, groups without variance (std 0) are excluded. The other groups are ranked by their
+    values, rounded to 1e-6, largest first. Of groups with equal values, the lower index comes
+    first. The strategy "fraction" with keep 1 keeps all groups, as StarPO does.
 
     Args: values (P,) float, by which groups are ranked, >= 0 for top_p and min_p; std (P,) float,
         of the raw scores of each group; keep and strategy, see `_num_groups_to_keep`; smallest,
@@ -222,10 +221,10 @@ def advantages(
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare
-        the returns-to-go of turns with the same index, not the scores of trajectories; gamma and
-        lam, discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the
-        last token of a turn to the next turn.
+        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare the
+        returns-to-go of turns with the same index, not the scores of trajectories; gamma and lam,
+        discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the last
+        token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
@@ -278,7 +277,7 @@ def group_advantages(scores: Tensor, group_ids: Tensor, estimator: str) -> Tenso
     [-1.5, 0.0, 1.5]
     """
     mean, std, count = _stats_within_groups(scores.detach().double(), group_ids)  # (M,) each
-    # In a group without variance, s - mean is only a rounding error. Whitening must not enlarge it.
+    # In a group without variance, s - mean is a rounding error, which whitening would enlarge.
     centred = torch.where(std > 0, scores.detach() - mean, 0.0)  # (M,)
     if estimator == "grpo":
         centred = centred / (std + 1e-6)
@@ -302,8 +301,8 @@ def gae(
     """Generalised advantage estimation over the steps of each piece.
 
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
-    last step of a piece, even if a limit ended the trajectory: the prompt shows the limits on
-    turns and actions.
+    last step of a piece, even if a limit ended the trajectory: the prompt shows the limits on turns
+    and actions.
 
     gae                        steps are tokens, pieces are trajectories
     bi-level GAE, first pass   steps are turns, pieces are trajectories
@@ -440,8 +439,8 @@ def ppo_loss(
 
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats, before the update; advantages
         (R,); clip_low in [0, 1]; clip_high >= 0; num_tokens, the number of response tokens in the
-        whole mini-batch, so that the losses of micro-batches and ranks add up; weights
-        (R,), the factor of each term, without gradient: `importance_weights` times `token_weights`;
+        whole mini-batch, so that the losses of micro-batches and ranks add up; weights (R,), the
+        factor of each term, without gradient: `importance_weights` times `token_weights`;
         dual_clip, 0 for none, or c > 1: the objective of a token with A < 0 is then at least c A;
         segment_log_ratio (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
     Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (1 for a token
@@ -480,9 +479,8 @@ def importance_weights(
 ) -> Tensor:
     """Compute min(pi / pi_engine, cap) / (pi / pi_old), which corrects PPO's ratio for the engine.
 
-    The engine samples, and its log-probs differ a little from the trainer's. If old_logprobs are
-    the engine's, the weight is 1 until the ratio exceeds the cap. If they are the trainer's, the
-    weight is pi_old / pi_engine until pi / pi_engine exceeds the cap.
+    If the engine gave old_logprobs, the weight is 1 until the ratio exceeds the cap. If the trainer
+    gave old_logprobs, the weight is pi_old / pi_engine until pi / pi_engine exceeds the cap.
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
@@ -506,7 +504,7 @@ def token_weights(
 ) -> Tensor:
     """Compute weights w that make sum(w loss) / R the average that `aggregation` names.
 
-    "token_mean" is the mean over all tokens. The others average one number for each trajectory:
+    "token_mean" is the mean over all tokens. The other names average a number per trajectory:
     the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073), the sum over
     its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant", Dr. GRPO).
     Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, a constant,
@@ -572,9 +570,9 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     """Estimate KL(policy || reference) for each response token.
 
     With d = logprobs - ref_logprobs, clamped to [-20, 20]: "k1" is d, "k2" is d^2 / 2 and "k3" is
-    exp(-d) - 1 + d. As a term of the loss and on policy, k2 has the expected gradient of
-    KL(policy || reference), k3 that of KL(reference || policy), and k1 the expected gradient 0. So
-    k1 is for the reward only.
+    exp(-d) - 1 + d. As a term of the loss, on policy, k2 has the expected gradient of
+    KL(policy || reference), and k3 has that of KL(reference || policy). The expected gradient of k1
+    is 0, so k1 is for the reward only.
     Args: logprobs (R,), ref_logprobs (R,), nats. Returns: (R,) nats, with gradient in logprobs.
     Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
     >>> kl_penalty(torch.tensor([-1.0]), torch.tensor([-3.0]), "k2").tolist()

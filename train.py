@@ -85,12 +85,12 @@ def main(argv: list[str]) -> None:
     config, _, sources = read_train(argv)
     device, dtype = parallel.init_distributed(config)
     with open_run(config, sources) as run:
-        if not run.report_if_finished():  # unless an earlier process finished it
+        if not run.report_if_finished():
             train(run, device, dtype)
 
 
 def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
-    """Train until the run is over or interrupted. `run` writes metrics, checkpoints and reports."""
+    """Train until the run is over or interrupted."""
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
     # The starting model is evaluated first, because `run.start` loads the newest checkpoint.
@@ -143,7 +143,7 @@ def iterate(
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # With dynamic sampling, the filter sees only num_groups groups. Errors may leave fewer.
+    # The filter sees at most num_groups groups, also with dynamic sampling.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -176,7 +176,7 @@ def iterate(
 
 
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
-    """Sample P groups of N trajectories. Returns: the trajectories, group after group.
+    """Sample P groups of N trajectories, and return them group after group.
 
     Every rank plays a part of the trajectories and returns all of them. With dynamic sampling
     (sampling_rounds > 1), further rounds sample more groups until num_groups groups have scores
@@ -211,11 +211,11 @@ def collect_groups(
 ) -> list[Trajectory]:
     """Sample `num_groups` groups of N trajectories.
 
-    The members of a group start from the same instance. Their transition noise and sampling noise
-    differ. The environment of each group is drawn from the mixture in the setting `env`.
+    The members of a group start from the same instance, with different transition noise and
+    sampling noise. The environment of each group is drawn from the mixture in the setting `env`.
 
-    Args: rng: draws the environments; first_group: the index of the first group in the iteration.
-        The seed of an instance contains the index of its group."""
+    Args: rng: draws the environments; first_group: the index of the first group in the iteration,
+        which is part of its instance's seed."""
     config = learner.config
     step = learner.step
     starts = []  # (instance seed, member) of each trajectory
@@ -243,7 +243,6 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
 
     Sets `kept` and `filter_value` of all trajectories.
 
-    Args: stats: statistics of the scores of the groups in `trajectories`.
     Returns: the indices of the chosen groups (<= P,), ascending."""
     size = config.group_size
     token_counts = []
@@ -308,12 +307,12 @@ class Experience:
     sequence."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
-    trajectory_ids: list[int]  # S; for each sequence, its trajectory's index among the kept ones
+    trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
-    rollout_logprobs: Tensor  # (R,) nats; the engine's; old_logprobs where the engine gave none
-    turn_ids: Tensor  # (R,) int64; for each token, its turn's index among all K turns
-    segment_ids: Tensor  # (R,) int64; for each token, its segment's index (a turn or a trajectory)
+    rollout_logprobs: Tensor  # (R,) nats; from the engine, or else equal to old_logprobs
+    turn_ids: Tensor  # (R,) int64; the index of each token's turn
+    segment_ids: Tensor  # (R,) int64; the index of each token's segment (a turn or a trajectory)
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -356,8 +355,7 @@ def build_experience(
 ) -> Experience:
     """Compute what the update needs: log-probs, values, advantages and returns.
 
-    Args: kept: the trajectories of the kept groups; kept_fraction: the fraction of the groups that
-        the filter kept, for filter_loss_scale."""
+    Args: kept_fraction: the fraction of the groups that the filter kept, for filter_loss_scale."""
     config = learner.config
     sequences = []
     trajectory_ids = []
@@ -378,14 +376,14 @@ def build_experience(
             learner.ref, sequences, config, config.temperature
         )  # (R,)
     old_values = None
-    if learner.critic:  # the estimator is one of CRITIC_ESTIMATORS
+    if learner.critic:
         (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
         if config.estimator == "turn_ppo":
-            # (R,), for each token the value at the first token of its turn, as in critic_loss
+            # (R,), as in critic_loss
             old_values = methods.turn_ppo_values(old_values, turn_ids)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
-    # (R,) each; returns is None without a critic
+    # (R,) each
     advantages, returns = estimate_advantages(learner, kept, rewards, old_values)
     # filter_loss_scale scales the advantages, but not the entropy bonus, KL loss and value loss.
     advantage_scale = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
@@ -409,9 +407,7 @@ def logprobs_before_update(
     """Return the rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
 
     The rollout log-probs come from the engine. By default they are also the old log-probs, which
-    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch.
-    `Config.trainer_gives_old_logprobs` names the settings with which the trainer computes the old
-    log-probs."""
+    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -446,7 +442,7 @@ def token_rewards(
         peers = {  # trajectories with equal numbers share a mean and a standard deviation
             "group": group_ids,
             "batch": torch.zeros_like(group_ids),
-            # for each trajectory, the index of the first one in its environment
+            # the index of the first trajectory in the same environment
             "env": torch.tensor([names.index(name) for name in names]),
         }
         turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]
@@ -543,8 +539,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     # Each trajectory once: with context_turns, a trajectory has a sequence for each turn.
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
-    steps = []  # metrics of each optimizer step
-    total_tokens = 0  # response tokens of all steps
+    steps = []
+    total_tokens = 0
     for indices in mini_batches(config, learner.step, len(trajectory_ids)):
         mini_batch = experience.of_trajectories([trajectory_ids[i] for i in indices])
         token_weights = starpo.token_weights(
@@ -554,7 +550,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # A mean already here, because mean_over_steps takes this metric from the first step alone.
+        # Make the sum a mean, because mean_over_steps takes this metric from the first step alone.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
@@ -573,8 +569,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
 def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[np.ndarray]:
     """Shuffle the trajectories in each epoch and cut them into mini-batches of batch_size.
 
-    Args: step: the number of finished iterations.
-    Yields: indices of trajectories. The last mini-batch of an epoch may be smaller."""
+    Yields: indices of trajectories; the last mini-batch of an epoch may be smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
         order = rng.permutation(num_trajectories)
@@ -656,7 +651,7 @@ def policy_loss(
     # The loss is a sum over the R tokens / num_tokens, and mean_over_steps expects sums.
     metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
-    metrics["logprob_diff_mean"] = difference.sum()  # `update` makes it a mean
+    metrics["logprob_diff_mean"] = difference.sum()
     metrics["logprob_diff_max"] = difference.max()
     loss = loss - config.entropy_coef * (entropy * token_weights).sum() / num_tokens
     if config.observation_coef:  # ECHO
@@ -703,7 +698,7 @@ def clipped_loss(
         importance = importance * methods.tv_mask(
             logprobs, rollout_logprobs, advantages, config.tv_bound
         )
-        clip_low, clip_high = 1.0, float("inf")  # ratios from 0 to infinity: no clip
+        clip_low, clip_high = 1.0, float("inf")  # no clip
     loss, metrics = starpo.ppo_loss(
         logprobs,
         old_logprobs,

@@ -122,7 +122,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def release(self, key: int) -> None:
-        """Forget a trajectory. The last row in use moves into its row."""
+        """Forget a trajectory, and move the last row in use into its row."""
         row = self.row_keys.index(key)
         last_key = self.row_keys.pop()
         num_tokens = len(self.histories[last_key])
@@ -170,7 +170,7 @@ class TorchEngine:
         return self._append(tokens.tolist(), logprobs.tolist())
 
     def _head(self) -> Tensor:
-        """The weights of the LM head, (V, H). On a CPU they are converted to float32 once."""
+        """The weights of the LM head, (V, H). On a CPU they are converted to float32."""
         weight = self.model.lm_head.weight.detach()
         return weight.float() if weight.device.type == "cpu" else weight
 
