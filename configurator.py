@@ -88,10 +88,10 @@ def describe_line_error(error: Exception) -> str:
 
 
 class Legal(NamedTuple):
-    """The legal values of a setting that is a number. LARGEST has upper limits."""
+    """The legal values of a number, in words and as a test. LARGEST has upper limits."""
 
-    words: str  # the legal values in words
-    test: Callable[[float], bool]  # whether a number is legal
+    words: str
+    test: Callable[[float], bool]
 
 
 Natural = Annotated[int, Legal("0 or more", lambda x: x >= 0)]

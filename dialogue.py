@@ -134,7 +134,7 @@ class TurnRecord:
     # None: it did not fail.
     out_of_actions: bool | None = None
     why_lost: str | None = None  # the environment's reason for an end without success
-    error: str | None = None  # why the trajectory ended in an error
+    error: str | None = None
     # The setting that cut the reply off: max_response_tokens or max_context_tokens.
     cut_by: str | None = None
 
@@ -159,9 +159,7 @@ class Episode:
     def reset(
         self, seed: int | Sequence[int], *, split: str = "train", member: int = 0
     ) -> tuple[str, str]:
-        """Start an instance. Returns: (system message, first user message).
-
-        The system message is the same for all instances of an environment."""
+        """Start an instance. Returns: (system message, first user message)."""
         observation = self.env.reset(seed, split=split, member=member)
         return self.open(check_text(observation, "reset", self.env))
 

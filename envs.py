@@ -61,12 +61,12 @@ class Step(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What `Env._move` returns. A plain tuple of the same four values works as well."""
+    """What `Env._move` returns, see `Step`. A plain tuple of the four values works as well."""
 
     reward: float
-    terminated: bool  # the game ended by its rules
-    success: bool  # the game ended and was won
-    effective: bool  # the action changed something
+    terminated: bool
+    success: bool
+    effective: bool
 
 
 class Env:
@@ -86,29 +86,9 @@ class Env:
         rules() -> str
             The description of the game in the system message.
 
-    A subclass may override:
-        statements() -> list[str]
-            True sentences about the present state. Thoughts are checked against them.
-        why_lost() -> str
-            Why the game was lost, or cannot be won any more, in a few words, for the records.
-        plan(max_actions: int, turns_left: int) -> list[str]
-            The best next actions, at most `max_actions`; [] if the game cannot be won. The player
-            "optimal" needs `plan`. By default "greedy", demonstrations and --reward_density=plan
-            need it, too.
-        repeats: bool, max_reward: float, blocking: bool, runs_programs: bool
-            See the class attributes below.
-        key(instance: tuple) -> Hashable
-            What identifies the game of an instance; equal keys count as one game.
-        _read(action: str) -> Any
-            The argument of `_move` for this text; None if the action is illegal.
-        greedy() -> str
-            The action of the reference player "greedy".
-        random(count: int, rng: np.random.Generator) -> list[str]
-            Actions of the reference player "random".
-        demonstrate(count: int, rng: np.random.Generator) -> list[str]
-            Actions of a supervised demonstration, at most `count`.
-        optimal_length() -> int
-            The number of actions of a shortest solution.
+    A subclass may override the class attributes and the public methods below, and `_read`.
+    docs/environments.md says when. The player "optimal" needs `plan`. By default "greedy",
+    demonstrations and --reward_density=plan need `plan`, too.
 
     The arguments of `__init__` with a default are the options of the environment, as in
     `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with
@@ -244,16 +224,16 @@ class Env:
         return None
 
     def _read(self, action: str) -> Any:
-        """Return the index in `actions` of this text, for `_move`; None if it is illegal."""
+        """Return the argument of `_move` for this text: an index in `actions`; None if illegal."""
         indices = {name.lower(): index for index, name in enumerate(self.actions)}
         return indices.get(action.lower())
 
     def statements(self) -> list[str]:
-        """Return true sentences about the present state."""
+        """Return true sentences about the present state, for checking thoughts."""
         return []
 
     def why_lost(self) -> str:
-        """Return why the game was lost or cannot be won any more, in few words; "" if unknown."""
+        """Return why the game was lost or cannot be won any more, in few words, for the records."""
         return ""
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
@@ -266,7 +246,7 @@ class Env:
         return best[0]
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return `count` random legal actions."""
+        """Return `count` random legal actions, for the player "random"."""
         return rng.choice(self.actions, count).tolist()
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
@@ -315,8 +295,8 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
         observation: one of OBSERVATIONS.
         max_actions: the largest number of actions in one game.
     Raises:
-        UserError: the environment or an option is unknown (the message suggests similar
-            names), or a value has the wrong type or is out of range.
+        UserError: the environment or an option is unknown, or a value has the wrong type or is
+            out of range.
     >>> make_env("frozenlake:size=5,success_rate=1").size
     5
     """
@@ -558,9 +538,7 @@ def draw_instance(
     """Return the instance of a split and seed.
 
     Args:
-        spec: the environment.
         seed: integers >= 0; for "eval" and "heldout" one index below 256.
-        split: one of SPLITS.
         also_reserved: more environments whose fixed splits training must not draw.
     Raises:
         UserError: the index is outside of the split, or nearly all instances are reserved.

@@ -60,7 +60,7 @@ def shape_rewards(
     Args: rewards, of the environment, one for each turn; density, see above; max_reward, the
         largest total reward of a success; plan_lengths, for "plan", the length of the best plan
         before the first turn and after each turn, 0 if there is none.
-    Returns: a reward for each turn. Raises: ValueError for another density.
+    Raises: ValueError for another density.
     Source: arXiv 2510.01132. "plan" is not in the paper.
     >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
     [0.5, 0.0, 0.5]
@@ -149,14 +149,14 @@ def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
 
 
 def without_void_turns(has_void_turn: Tensor) -> Tensor:
-    """SimpleTIR: return the indices of the trajectories without a void turn, (<= B,).
+    """SimpleTIR: return the indices of the trajectories without a void turn, (<= B,) int64.
 
     A turn is void if the environment executed no action in it. (In the paper, a void turn has
     neither code nor an answer, and ends the game.) Trajectories with a void turn are not trained
     on, but their scores stay in the baselines of their groups.
 
     Acts if a kept trajectory has a void turn.
-    Args: has_void_turn (B,) bool. Returns: int64, ascending, perhaps none.
+    Args: has_void_turn (B,) bool.
     Source: SimpleTIR, arXiv 2509.02479, the loss mask of the paper's code.
     >>> without_void_turns(torch.tensor([False, True, False])).tolist()
     [0, 2]

@@ -51,8 +51,7 @@ enable_progress_bars()  # of downloads, which the line above disables, too
 class Policy(nn.Module):
     """A causal language model that computes log-probs of the response tokens of packed sequences.
 
-    `version` identifies the current weights. Every optimizer step calls `bump_version`, so
-    parallel.py notices an engine with older weights.
+    `version` identifies the current weights, so parallel.py notices an engine with older weights.
     """
 
     _versions = itertools.count(1)
@@ -94,7 +93,7 @@ class Critic(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Compute the values. Returns: (R,) float32, in the units of the reward."""
         hidden = packed_hidden(self.backbone, batch)  # (T, H)
-        states = hidden.index_select(0, batch.response_index - 1)  # (R, H), as in `Policy`
+        states = hidden.index_select(0, batch.response_index - 1)  # (R, H)
         values = self.value_head(states)  # (R, 1)
         return values.float().sum(-1)  # a sum and not a view: FSDP2 forbids views as outputs
 
@@ -178,7 +177,7 @@ def chunked_logprobs(
 class _VocabChunk(NamedTuple):
     """A chunk of C tokens of the vocabulary, and their logits."""
 
-    rows: slice  # of the head, one for each token of the chunk
+    rows: slice  # of the head
     weight: Tensor  # (C, H), `rows` of the head, in the type of the hidden states
     logits: Tensor  # (R, C) float32, divided by the temperature
     target_column: Tensor  # (R, 1) int64, 0 if the target is in another chunk

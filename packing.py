@@ -152,7 +152,7 @@ class _Piece:
     response_mask: list[bool]
     observation_mask: list[bool]  # empty if `pack` had observations=False
     start: int  # position of the first token in its sequence
-    context: tuple[int, ...]  # indices of the pieces that this one continues
+    context: tuple[int, ...]  # as in `PackedBatch.contexts`
 
 
 @dataclass
@@ -204,7 +204,7 @@ class _Row:
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     """Copy 1-D tensors of one type from the CPU to a device.
 
-    One copy from pinned memory moves them all to a GPU, so the host does not wait for the GPU.
+    All tensors go to a GPU in one copy from pinned memory, so the host does not wait for the GPU.
     """
     if device.type != "cuda":
         return tensors

@@ -156,8 +156,8 @@ def all_reduce_sum(*tensors: Tensor) -> None:
 def make_mesh(device: torch.device) -> DeviceMesh:
     """Arrange the ranks for FSDP2.
 
-    One node shards the weights over its ranks. Several nodes with equally many ranks use HSDP:
-    each node shards the weights over its ranks, and the nodes average gradients.
+    A single node shards the weights over its ranks. Several nodes with equally many ranks use HSDP:
+    shards within each node, and replicas across nodes.
     """
     ranks = world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -172,7 +172,7 @@ def shard(
 ) -> nn.Module:
     """Apply FSDP2 in place, to each layer and to the rest of the module.
 
-    Weights are kept and gradients are reduced in float32. The computation runs in `dtype`.
+    Weights and the reduction of gradients are in float32, and the computation is in `dtype`.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in layers:
@@ -263,7 +263,6 @@ def collect_all(
 ) -> list[Trajectory]:
     """Run `rollout.collect` on all ranks (collective). Group g is sampled on rank g % world_size.
 
-    Args: options: more arguments of `rollout.collect`.
     Returns: the trajectories of all ranks in the order of `starts`, on every rank.
     Raises: RuntimeError if the engine does not hold the policy's current weights.
     """
@@ -314,10 +313,7 @@ def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> 
 
 
 def _compute_cost(num_tokens: int) -> int:
-    """Return the cost of one trajectory, in arbitrary units.
-
-    The cost of matrix products is linear in the length, and that of attention is quadratic.
-    """
+    """Return the cost of one trajectory: linear for matrix products, quadratic for attention."""
     return num_tokens * (ATTENTION_CROSSOVER_TOKENS + num_tokens)
 
 

@@ -35,10 +35,10 @@ MAX_REWARD = 1e9  # largest absolute reward of a turn; a larger reward counts as
 
 @dataclass
 class Credit:
-    """Advantage and value of a turn, for records. None unless the filter kept the turn's group."""
+    """Advantage and value of a turn, for records. None unless the filter kept the group."""
 
     advantage: float | None = None  # as in the loss, averaged over the response tokens
-    value: float | None = None  # the critic's, if any, at the first response token
+    value: float | None = None  # of the critic, at the first response token
 
 
 @dataclass
@@ -49,12 +49,12 @@ class Turn:
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
-    response_ids: list[int] | list[str]  # texts of a model behind an API
+    response_ids: list[int] | list[str]  # texts if from an API
     # of response_ids, from the engine, nats; NaN where the engine gave none
     rollout_logprobs: list[float]
     # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
     reward: float = 0.0
-    text: str = ""  # the response decoded for the parser; never encoded again
+    text: str = ""  # the decoded response; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord | None = None  # what happened, see dialogue.py
     # shared with the copies of the turn that `unmask` makes
@@ -67,7 +67,7 @@ class Trajectory:
     """All turns of one episode, or a single turn (see `split_by_context`)."""
 
     seed: tuple[int, ...]  # of the instance
-    member: int  # index in the group; members differ in transition and sampling noise
+    member: int  # index in the group
     turns: list[Turn] = field(default_factory=list)
     # success, failure, out_of_turns, out_of_tokens or error; None while the game goes on
     status: str | None = None
@@ -75,7 +75,7 @@ class Trajectory:
     env: str = ""  # name and options of the environment, as in the setting `env`
     split: str = ""  # of the instance: train, eval or heldout; '' until the episode begins
     kept: bool | None = None  # whether the filter kept the group; None outside of training
-    filter_value: float | None = None  # the value of the group by which the filter ranked it
+    filter_value: float | None = None  # the value by which the filter ranked the group
 
     @property
     def ids(self) -> list[int]:
@@ -158,7 +158,7 @@ class Reply:
     response_ids: list[int] | list[str] = field(default_factory=list)  # see `Turn`
     rollout_logprobs: list[float] = field(default_factory=list)
     error: str | None = None  # why the player could not answer
-    cut_by: str | None = None  # the setting that cut the reply off, see `TurnRecord`
+    cut_by: str | None = None  # see `TurnRecord`
 
 
 # ---------- one episode
@@ -580,7 +580,7 @@ class BlockingSteps:
     """Environment steps that wait for a program or a server. Each runs in its own thread."""
 
     def __init__(self):
-        self.results: SimpleQueue = SimpleQueue()  # each thread puts its outcome here, in a Result
+        self.results: SimpleQueue = SimpleQueue()
         self.num_pending = 0
 
     def start(self, rollout: Rollout, sample: Sample, text: str) -> None:

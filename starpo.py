@@ -50,9 +50,9 @@ Differences from the paper and from RAGEN's code:
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
   RAGEN ranks by normalised scores if normalisation within groups is on. RAGEN-2 excludes groups
   whose value in the ranking is 0.
-- The filter strategy top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
+- The filter strategy top_p tolerates an error of 1e-6 in the sum of values; RAGEN-2 tolerates 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
-- Dual clip is off by default. RAGEN's backend uses dual clip with c = 3.
+- Dual clip is off by default; RAGEN's backend uses dual clip with c = 3.
 """
 
 from configurator import CRITIC_ESTIMATORS

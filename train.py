@@ -480,7 +480,7 @@ def estimate_advantages(
         raw, returns = methods.turn_ppo_advantages(
             rewards, values, tokens_per_turn, turns_per_trajectory, **turn_discounts
         )
-        return starpo.whiten(raw), returns  # as starpo.advantages does with GAE
+        return starpo.whiten(raw), returns  # as with GAE
     advantages, returns = starpo.advantages(
         rewards,
         values,

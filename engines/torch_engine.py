@@ -88,7 +88,7 @@ class TorchEngine:
         self.version: int | None = None
         self.dtype = dtype
         self.num_steps = 0
-        self.num_prefilled = 0  # number of prefilled tokens so far
+        self.num_prefilled = 0  # tokens so far
         self.eos_id = eos_id
         self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard `model`
         for parameter in self.model.parameters():
@@ -106,7 +106,7 @@ class TorchEngine:
         self.memory_is_short = self.max_running < config.max_running
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
-        self.responses: dict[int, _Response] = {}  # the unfinished ones, by trajectory
+        self.responses: dict[int, _Response] = {}  # unfinished responses, by trajectory
         self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> a trajectory with it
         self.waiting: list[_Request] = []
 
@@ -136,7 +136,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Load new weights. All trajectories must have been released."""
+        """Load new weights."""
         is_idle = not self.row_keys and not self.waiting
         assert is_idle, "new weights while a trajectory is under way"
         own = dict(self.model.named_parameters(remove_duplicate=False))
@@ -342,7 +342,7 @@ def free_memory(device: torch.device) -> int:
 
 
 class _CacheLayout:
-    """Attention in one forward of `TorchEngine`. All layers share this object.
+    """Attention in one forward of `TorchEngine`, for all layers.
 
     The T tokens are one decode token for each of N rows, then the tokens of the prefills. A layer
     stores all new keys and values before any token attends to them. So a row can prefill its prompt
