@@ -294,7 +294,7 @@ class Episode:
                     record.out_of_actions = step.truncated
                 break
         record.effective = num_effective / max(record.num_actions, 1)
-        moves += [""] * (len(record.actions) - len(moves))  # none after the end of the game
+        moves += [""] * (len(record.actions) - len(moves))  # "" after the end of the game
         if moves != record.actions:
             record.moves = moves
         return status, refused

@@ -81,7 +81,7 @@ class Learner:
     def schedule_learning_rates(self) -> dict[str, float]:
         """Set the learning rates of the current iteration. Returns: setting name -> learning rate.
 
-        Learning rates fall linearly from their first values to the fraction `final_lr` of them."""
+        Learning rates fall linearly from their first values towards `final_lr` times these."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
         settings = {"policy": "learning_rate", "critic": "critic_lr"}

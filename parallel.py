@@ -92,7 +92,7 @@ def rendezvous() -> tuple[dist.Store, int, int]:
 
     torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
     read the address of a dead rank. On a single node, keys therefore get the number of the restart
-    as prefix. The agents of several nodes count restarts independently, so keys get no prefix.
+    as prefix. On several nodes they do not, because the nodes' agents count restarts independently.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1

@@ -266,7 +266,7 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Return the trajectory of an episode that is over.
 
-        reward_density changes its rewards, but not after an error."""
+        reward_density changes the rewards of its turns, but not after an error."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density != "native" and trajectory.status != "error":

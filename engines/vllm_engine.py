@@ -147,7 +147,7 @@ def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
     """Register a subclass of the model's backbone, for vLLM to change.
 
     vLLM has no code of its own for SmolLM3, so it takes Hugging Face's class from AutoModel and
-    changes the class in place. The trainer fails with the changed class.
+    changes the class in place. The trainer would fail with the changed class.
     """
     backbone_class = type(model.model)
     name = backbone_class.__name__
