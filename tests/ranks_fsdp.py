@@ -47,7 +47,7 @@ def plain(learner, start):
 
 
 def one_process(single, kept, experience, optimizers):
-    """Take one optimizer step with unsharded modules. Each trajectory is a micro-batch.
+    """Take one optimizer step with unsharded modules, and one trajectory per micro-batch.
 
     Returns: the sum of each metric over micro-batches, and the gradient norm of each module.
     """
@@ -75,12 +75,12 @@ def one_process(single, kept, experience, optimizers):
 
 
 def played_experience(learner, count):
-    """Return the first `count` trajectories of a batch, and their experience. Old log-probs are
-    shifted by up to 0.1, so that ratios differ from 1."""
+    """Return `count` trajectories and their experience. Old log-probs are shifted, so that ratios
+    differ from 1."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     kept = played[:count]
     for i, t in enumerate(played):
-        t.turns[-1].reward += 0.1 * i  # so that rewards differ
+        t.turns[-1].reward += 0.1 * i
     experience = train.build_experience(learner, played)
     wave = torch.sin(torch.arange(len(experience.old_logprobs)))
     experience.old_logprobs = experience.old_logprobs + 0.1 * wave
@@ -104,7 +104,7 @@ CASES = {  # case -> number of trajectories, settings
 def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
     count, changes = CASES[case]
     start = trained_folder
-    if "model" in changes:  # a random model of another family; both ranks load rank 0's copy
+    if "model" in changes:  # both ranks load rank 0's copy of this random model
         start = all_gather_lists([str(save_family(changes["model"], tmp_path))])[0][0]
     learner = make_learner(start, bias=True, learning_rate=1e-5, critic_lr=1e-4, **changes)
     kept, experience = played_experience(learner, count)
@@ -129,7 +129,7 @@ def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
             assert mean == pytest.approx(expected[key] / num_tokens, abs=1e-6, rel=1e-6), key
         assert list(found.values()) == pytest.approx(norms, rel=1e-5)
         assert norms[0] > 1e-3
-    if not config.lora_rank:  # the engine gets all weights, under their names
+    if not config.lora_rank:  # the engine gets all weights by name
         expected = single.policy.model.state_dict()
         streamed = dict(parallel.stream_weights(learner.policy))
         assert streamed.keys() == expected.keys()
@@ -161,8 +161,7 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
 
 
 def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
-    """FSDP2 must reshard the root module after a forward. Otherwise the next one would use old
-    weights of embedding, final norm and head."""
+    """FSDP2 must reshard the root module after a forward, or the next forward uses old weights."""
     learner = make_learner(trained_folder)
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for factor in (1.1, 1.2):
@@ -201,7 +200,7 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
         for name, weight in streamed:
             assert weight.dtype == dtype and torch.equal(weight, expected[name].to(dtype)), name
     local = sum(p.to_local().numel() for p in learner.policy.parameters())
-    assert local < 0.6 * sum(p.numel() for p in single.parameters())  # the parameters are sharded
+    assert local < 0.6 * sum(p.numel() for p in single.parameters())
 
 
 def test_lora_is_merged_from_shards(trained_folder):
@@ -312,7 +311,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
 
 
 def test_the_engine_plays_the_same_on_every_rank(trained_folder):
-    """Rank 1 plays eight games, rank 0 four, so no game may wait for the other rank."""
+    """Rank 1 plays eight games and rank 0 four, so no game may wait for the other rank."""
     learner = make_learner(trained_folder)
     parallel.sync_weights(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))

@@ -1,7 +1,4 @@
-"""Tests of settings: config files and command line are checked alike; a mistake gets one sentence.
-
-Run with:  python -m pytest -q tests/test_configurator.py
-"""
+"""Tests of settings from config files and the command line."""
 
 import configurator
 from configurator import (
@@ -130,7 +127,7 @@ def test_extra_options_are_returned_apart():
     config, extras, sources = load_config(argv, extra=extra)
     assert extras == {"player": "oracle", "json": "", "episodes": 3, "plain": True}
     assert config.seed == 1 and "player" not in sources
-    assert extra["player"] == ""  # the caller's dict is unchanged
+    assert extra["player"] == ""  # the dict of the caller is unchanged
 
 
 # ---- what is refused, and in which words ----
@@ -560,7 +557,6 @@ def test_every_field_has_a_comment_and_is_in_the_help():
 def test_the_help_of_one_setting():
     line = "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn"
     assert setting_help("lam") == line
-    # This help comes from two lines of comment.
     assert setting_help("max_error_frac").endswith(
         "before the run stops; one group may always do so, unless this is 0"
     )
@@ -590,7 +586,7 @@ def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_
 
 
 def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
-    """A config file may have settings of tools.sft, too; train.py only checks their types."""
+    """train.py only checks the types of settings of tools.sft."""
     path = config_file(tmp_path, "seed = 3\nsft_lr = 0.5\n")
     config, _, sources = load_config([path])
     assert (type(config), config.seed) == (Config, 3)

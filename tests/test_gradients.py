@@ -1,8 +1,6 @@
-"""Tests of the updates of all methods: estimators, filters, aggregations and others. On a CPU.
+"""Tests of the updates of all methods.
 
-Each method's gradient is compared with that of a plain loop over the trajectories.
-
-Run with:  python -m pytest -q tests/test_gradients.py
+The gradient of a method is compared with that of a plain loop over the trajectories.
 """
 
 import pytest
@@ -22,14 +20,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
 
 
 def flatten(gradients):
-    """Return all gradients as one vector, in the order of their names."""
     return torch.cat([gradients[name].flatten() for name in sorted(gradients)])
 
 
 class Update:
-    """One iteration up to its only optimizer step. The step is not taken; the gradients are kept.
+    """One iteration up to its only optimizer step, which is not taken.
 
-    `prepare(learner)` is called before the experience is built, `change(experience)` afterwards."""
+    `prepare(learner)` is called before the experience is built, `change(experience)` afterwards.
+    """
 
     def __init__(self, start, prepare=None, change=None, **changes):
         settings = dict(estimator="grpo", batch_size=8, entropy_coef=0.0) | changes
@@ -74,7 +72,6 @@ class Update:
         return found
 
     def token_weight(self, trajectory):
-        """Return the weight that each token of this trajectory has in the loss."""
         num_tokens = sum(kept.num_response_tokens for kept in self.kept)
         batch = len(self.kept)
         return {
@@ -85,8 +82,8 @@ class Update:
         }[self.config.aggregation]
 
     def plain_gradient(self):
-        """Return the gradient of -sum of weight * A * log p over tokens, in a loop over
-        trajectories and turns, with one forward per turn."""
+        """Return the gradient of -sum of weight * A * log p over tokens, with one forward per
+        turn."""
         plain = AutoModelForCausalLM.from_pretrained(self.start, dtype=torch.float32)
         for trajectory, advantages in zip(self.kept, self.advantages(), strict=True):
             seen = []
@@ -105,7 +102,7 @@ class Update:
 
 @pytest.fixture(scope="module")
 def neutral(trained_folder):
-    """The update of plain GRPO, with which those of other methods are compared."""
+    """The update of plain GRPO, to which other methods are compared."""
     parallel.init_distributed(small_config())
     return Update(trained_folder)
 
@@ -122,7 +119,7 @@ def same_gradient(update, neutral, factor=1.0):
 
 
 def scores_of(update):
-    """Return the scores of the trajectories that the filter keeps, one row for each group."""
+    """Return the scores of the kept trajectories, one row per group."""
     return torch.tensor([trajectory.score for trajectory in update.original]).double().view(-1, 4)
 
 
@@ -131,7 +128,7 @@ def centred(values):
 
 
 def first_advantages(update):
-    """Return the advantage of the first token of each trajectory, one row for each group."""
+    """Return the advantage of the first token of each trajectory, one row per group."""
     return torch.tensor([turns[0][0] for turns in update.advantages()]).double().view(-1, 4)
 
 
@@ -218,8 +215,8 @@ def varies_by_turn_only(update):
 
 
 def doubles_the_advantages(update, neutral):
-    """Whether advantages are twice those of GRPO. Here all trajectories of a group have one turn in
-    one state, so the two terms of GiGPO are equal."""
+    """Whether advantages are twice those of GRPO. All turns are in one state, so both terms of
+    GiGPO are equal."""
     scores = scores_of(update)
     grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)
     return same(first_advantages(update), 2 * grpo)
@@ -341,7 +338,6 @@ def test_every_method_makes_the_update_that_it_names(trained_folder, neutral, me
 
 
 def perturb_reference(learner):
-    """Make the reference differ from the policy."""
     with torch.no_grad():
         for weight in learner.ref.parameters():
             weight.mul_(1.1)
@@ -375,8 +371,8 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
 def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
-    """The policy equals its reference, and rewards are 0, so advantages must be 0. If differences
-    between engine and trainer counted as KL, whitening would magnify them."""
+    """Policy and reference are equal, and rewards are 0. Whitening would magnify mismatch that
+    counts as KL."""
     kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     learner = make_learner(trained_folder, estimator=estimator, **kl)
     kept, _ = collect_and_target(learner)
@@ -405,8 +401,7 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
 
 
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
-    """All ratios are e^2 = 7.4. Tokens with positive advantages are clipped, those with negative
-    ones only by a dual clip below 7.4."""
+    """All ratios are e^2 = 7.4. Negative advantages are clipped only by a dual clip below 7.4."""
 
     def move_away(experience):
         experience.old_logprobs = experience.old_logprobs - 2.0
@@ -421,7 +416,8 @@ def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
 
 
 def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
-    """A patched parser gives replies of odd length a true thought and the others a false one."""
+    """A patched parser gives replies of odd length a true thought, and other replies a false
+    thought."""
     parse = dialogue.parse_response
 
     def thoughtful(text, *, think):

@@ -1,8 +1,4 @@
-"""
-Tests of files that an attacker may prepare: links in place of files, and bad content.
-
-    python -m pytest -q tests/test_hostile_files.py
-"""
+"""Tests of files that an attacker may prepare: links in place of files, and bad content."""
 
 from configurator import Config, UserError
 
@@ -141,7 +137,7 @@ def test_a_run_refuses_a_folder_with_links(name, folder, target):
     (folder / "config.json").write_text('{"config": {}}')
     path = folder / name
     path.parent.mkdir(exist_ok=True)
-    path.symlink_to(target)  # refused, even after its target is gone
+    path.symlink_to(target)
     with pytest.raises(UserError) as error:
         check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
     target.unlink()
@@ -214,8 +210,7 @@ def test_a_run_refuses_entries_of_another_kind(name, kind, folder):
 
 
 def test_what_a_run_does_not_open_is_left_alone(folder, target):
-    """A run allows links that it does not open: W&B offline makes some, and a user may make
-    others."""
+    """W&B offline makes links, and so may a user."""
     save_config(Config(), {}, folder)
     for name in ("wandb/latest-run", "wandb/debug.log", "newest", "notes.jsonl", "best/notes"):
         path = folder / name
@@ -299,7 +294,7 @@ def test_a_lock_that_was_deleted_by_hand_still_holds(folder):
             f"out_dir={str(folder)!r} is in use by a process whose lock file was deleted; "
             "end that process, or give another --out_dir"
         )
-    with lock_folder(folder):  # the lock is free again
+    with lock_folder(folder):
         pass
 
 

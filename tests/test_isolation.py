@@ -1,7 +1,4 @@
-"""Tests of the tests: none of them reads or writes runs or settings of the user.
-
-Run with:  python -m pytest -q tests/test_isolation.py
-"""
+"""Tests that no test reads or writes runs or settings of the user."""
 
 import os
 import re
@@ -12,7 +9,7 @@ from pathlib import Path
 import isolation
 import pytest
 
-# A test that works in the checkout would find the user's runs in out/.
+# Working in the checkout, a test would find the user's runs in out/.
 WORKS_IN_THE_CHECKOUT = re.compile(r"(?:cwd=|chdir\()\w*\.?ROOT")
 SHOW_VARIABLES = """
 import isolation, os

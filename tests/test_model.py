@@ -1,9 +1,4 @@
-"""
-Tests of model.py and packed attention: the packed forward against Hugging Face's own forward,
-log-probs against autograd, files and error messages. On a CPU.
-
-    python -m pytest -q tests/test_model.py
-"""
+"""Tests of model.py and packed attention against Hugging Face's own forward and autograd."""
 
 import copy
 import inspect
@@ -21,7 +16,7 @@ from dialogue import IM_END
 from model import Critic, Policy, chunked_logprobs, load_model, packed_hidden
 from packing import PackedBatch, PackedLayout
 
-# (token ids, positions of the tokens that count as sampled)
+# (token ids, positions of sampled tokens)
 SEQUENCES = [
     ([5, 300, 17, 42, 42, 9, 700, 3, 8, 55], [3, 4, 8, 9]),
     ([11, 6], [1]),
@@ -34,7 +29,7 @@ def close(actual, expected, tol):
 
 
 def packed(sequences):
-    """Return a batch in which sequences share nothing. It is built without packing.pack."""
+    """Return a batch in which sequences share nothing, built without packing.pack."""
     ids = []
     positions = []
     response_index = []
@@ -76,7 +71,6 @@ def reference_scores(logits, tokens, sampled, temperature):
 
 
 def joined(scores):
-    """Return (log-probs, entropies) of all sequences, from a pair for each."""
     logprobs, entropies = zip(*scores, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
@@ -110,8 +104,7 @@ def one_by_one(reference, sequences, temperature):
 
 @pytest.mark.parametrize("kind", ["policy", "critic"])
 def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path, kind):
-    """config.json may name any token as padding. Packed batches have no padding, so its embedding
-    must get the same gradient as without a padding token."""
+    """config.json may name any token as padding, but packed batches have no padding."""
 
     def gradient(pad_token_id):
         random_model.config.pad_token_id = pad_token_id
@@ -194,8 +187,8 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
-    # The shared context 1 2 is short, so both long pieces use a causal kernel. It needs no mask,
-    # but computes the queries of 1 2 again.
+    # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. The
+    # kernel computes the queries of 1 2 again.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(
@@ -211,7 +204,6 @@ def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
 
 
 def check_scores_and_gradients(random_model, shared, repeated):
-    """Check that both batches, each of four sampled tokens, give the same scores and gradients."""
     weights = torch.randn(2, 4)
     scores = []
     gradients = []
@@ -253,7 +245,7 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
 
 
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
-    """Compute varlen attention in a loop. A sequence's queries belong to its last tokens."""
+    """Compute varlen attention in a loop. The queries of a sequence belong to its last tokens."""
     assert (longest_q, longest_k) == (max(q_ends.diff()), max(k_ends.diff()))
     assert (q_ends[-1], k_ends[-1]) == (len(q), len(k))
     assert q_ends.dtype == k_ends.dtype == torch.int32
@@ -272,8 +264,8 @@ def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-# Replacements for the kernels. Two have the parameters of torch/nn/attention/varlen.py in torch
-# 2.11.0, 2.12.0 and 2.13.0; `flash` has only those that we give to flash-attn 2.8.
+# Fake kernels with the parameters of varlen.py in torch 2.11.0, 2.12.0 and 2.13.0. `flash` has only
+# the parameters that we give to flash-attn 2.8.
 
 
 def torch_211(
@@ -399,7 +391,6 @@ def test_chunked_logprobs_against_autograd(temperature, chunk_size, output):
     assert hidden.grad.abs().max() > 0.1 and weight.grad.abs().max() > 0.1
 
 
-# gradcheck warns about inputs that are not float64.
 @pytest.mark.filterwarnings("ignore:Input .* requires gradient")
 def test_chunked_logprobs_against_finite_differences():
     hidden, weight, targets = flat_problem(rows=3, width=2, vocab=4)
@@ -460,7 +451,7 @@ def test_chunked_logprobs_go_backward_in_the_precision_of_autocast():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_of_16_bit_states_are_not_rounded_to_16_bits(dtype):
-    """The logits are 1 and 1 + 2^-11. They would be equal if they were rounded to 16 bits."""
+    """Rounded to 16 bits, the logits 1 and 1 + 2^-11 would be equal."""
     hidden = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
     weight = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=dtype)
     logprobs, _ = chunked_logprobs(hidden, weight, torch.tensor([1]))
@@ -539,7 +530,7 @@ def test_value_loss_reaches_the_head_from_the_start(random_model):
 def test_saved_model_loads_in_plain_transformers(random_model, tokenizer, tmp_path):
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    # other programs do not know our attention, "layout"
+    # Other programs do not know our attention, "layout".
     assert '"layout"' not in (tmp_path / "config.json").read_text()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     loaded_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -607,7 +598,7 @@ def test_folder_of_a_run(tmp_path):
 
 
 def test_hub_name_without_network(monkeypatch, capsys):
-    # huggingface_hub reads HF_HUB_OFFLINE only when it is imported, so its constant is patched.
+    # huggingface_hub reads HF_HUB_OFFLINE only when imported, so its constant is patched.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nanoragen-tests/no-such-model"
     text = message_of(name)
@@ -619,7 +610,7 @@ def test_hub_name_without_network(monkeypatch, capsys):
 
 
 def test_a_model_of_the_hub_is_loaded_from_the_cache(monkeypatch):
-    """The model keeps its hub name, which adapters store, and not that of the cache folder."""
+    """Adapters store the hub name of the model, so the cache folder must not replace it."""
     asked = []
 
     def snapshot_download(name, **options):

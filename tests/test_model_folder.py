@@ -1,7 +1,5 @@
-"""Tests of hostile and damaged model folders: most are refused in one sentence, and none runs code.
-
-Run with:  python -m pytest -q tests/test_model_folder.py
-"""
+"""Tests of hostile and damaged model folders: most are refused in one sentence, and none runs
+code."""
 
 from configurator import UserError
 
@@ -28,7 +26,6 @@ FAMILIES_SENTENCE = (
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the folder of the base model."""
     return Path(shutil.copytree(ROOT / "base", tmp_path / "model"))
 
 
@@ -49,7 +46,6 @@ def edit(path, changes):
 
 
 def rewrite(folder, change):
-    """Replace the weights in the file by change(weights)."""
     path = folder / "model.safetensors"
     save_file(change(load_file(path)), path, {"format": "pt"})
 
@@ -215,7 +211,7 @@ def test_an_equal_head_may_be_stored_beside_its_embedding(folder):
 
 
 def test_a_folder_without_tokenizer_is_refused(folder):
-    """Without this check, transformers would make an empty tokenizer."""
+    """transformers alone would make an empty tokenizer."""
     (folder / "tokenizer.json").unlink()
     assert refusal(folder) == "has no tokenizer.json"
 

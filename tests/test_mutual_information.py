@@ -1,9 +1,4 @@
-"""
-Tests of support/mutual_information.py: which tokens are a thought, metrics worked out by hand, and
-policies that ignore their prompts.
-
-    python -m pytest -q tests/test_mutual_information.py
-"""
+"""Tests of support/mutual_information.py: thoughts, metrics worked out by hand, blind policies."""
 
 import doctest
 import json
@@ -79,8 +74,7 @@ def test_a_thought_is_what_was_sampled_between_the_tags(chat, before, thought, a
 
 
 def test_offsets_hold_for_any_sampled_ids(chat):
-    """find_thoughts returns the sampled tokens of a thought, even where encoding its text
-    would give others. The tokens are random; some are parts of characters."""
+    """Encoding the text of a thought may give other tokens than the sampled tokens."""
     rng = np.random.default_rng(0)
     (opening,) = chat.encode("<think>")
     (closing,) = chat.encode("</think>")
@@ -96,8 +90,8 @@ def test_offsets_hold_for_any_sampled_ids(chat):
 
 
 def test_tags_of_several_tokens():
-    """The tag <think> is several tokens, as in Qwen2.5. The token ".</" holds the full stop and the
-    beginning of the closing tag, so it is not part of the thought."""
+    """As in Qwen2.5, <think> is several tokens. The token ".</" begins the closing tag, so no
+    thought contains it."""
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
@@ -203,9 +197,9 @@ def test_two_by_two_by_hand():
 
 
 def test_three_thoughts_of_two_prompts_by_hand():
-    # Two thoughts have prompt 0 and one has prompt 1, so the prompts have the weights 2/3
-    # and 1/3. The marginal probabilities of the thoughts are
-    # (2 * .6 + .3) / 3 = .5, (2 * .2 + .2) / 3 = .2, (2 * .1 + .4) / 3 = .2
+    # Two thoughts have prompt 0 and one has prompt 1, so the prompts have the weights 2/3 and 1/3.
+    # The marginal probabilities of the thoughts are (2 * .6 + .3) / 3 = .5, (2 * .2 + .2) / 3 = .2,
+    # (2 * .1 + .4) / 3 = .2
     found = metrics_of(log([0.6, 0.2, 0.1], [0.3, 0.2, 0.4]), [0, 0, 1])
     expected = (math.log(1.2) + math.log(1) + math.log(2)) / 3
     assert found["mi"] == found["mi_seq"] == pytest.approx(expected)
@@ -215,8 +209,8 @@ def test_three_thoughts_of_two_prompts_by_hand():
 
 
 def test_retrieval_by_rank():
-    # Ranked by the log-prob of a thought, its own prompt is third of three for thought 0, second
-    # for thought 1, and ties for second and third place for thought 2.
+    # By log-prob, its own prompt is third of three for thought 0, second for thought 1, and ties
+    # for second and third place for thought 2.
     found = metrics_of(log([0.1, 0.3, 0.2], [0.2, 0.2, 0.5], [0.3, 0.1, 0.2]), [0, 1, 2])
     assert found["retrieval@1"] == 0 and found["retrieval_chance@1"] == pytest.approx(1 / 3)
     assert found["retrieval@2"] == pytest.approx((0 + 1 + 1 / 2) / 3)
@@ -224,8 +218,8 @@ def test_retrieval_by_rank():
 
 
 def test_shared_prompts_weigh_like_their_copies():
-    """The metrics equal those of a slow loop over RAGEN-2's definition: each pair of prompt and
-    thought has its own row with weight 1/N, also if prompts are equal."""
+    """The slow loop follows RAGEN-2's definition: each pair of prompt and thought has its own row
+    with weight 1/N."""
     rng = np.random.default_rng(0)
     own = [0, 2, 2, 1, 2, 0]
     matrix = rng.normal(size=(3, 6))
@@ -239,7 +233,7 @@ def test_shared_prompts_weigh_like_their_copies():
 
 def test_thoughts_that_identify_their_prompts_reach_the_bound():
     """If a thought can only follow its own prompt, the mutual information is the entropy of the
-    prompts, which belong to 2/6, 1/6 and 3/6 of the thoughts."""
+    prompts."""
     own = [0, 2, 2, 1, 2, 0]
     certain = torch.full((3, 6), -1e9)
     certain[torch.tensor(own), torch.arange(6)] = 0.0
@@ -287,7 +281,7 @@ class PromptBlindPolicy(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def played(chat):
-    """Six demonstrations, two on each of three boards. Those on one board share a first prompt."""
+    """Six demonstrations, two on each of three boards. Two on one board share a first prompt."""
     return [demonstration(CONFIG, chat, i // 2) for i in range(6)]
 
 
@@ -321,8 +315,7 @@ def test_the_matrix_equals_single_forwards(random_model, chat, played, monkeypat
 
 
 def test_measure_a_model_that_depends_on_its_prompt(random_model, chat, played):
-    """The random weights are so large that a prompt changes the log-probs of thoughts. The thoughts
-    are those of demonstrations, not samples of this model."""
+    """The random weights are so large that a prompt changes the log-probs of thoughts."""
     row = measure(Policy(random_model), played, chat)
     assert set(row) == MEASURED and None not in row.values()
     assert row["pairs_first"] == row["pairs_sampled"] == 4 and row["valid_thinking_rate"] == 1
@@ -360,7 +353,7 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
         now = second[f"marginal_std_{sampling}"]
         average = second[f"marginal_std_ema_{sampling}"]
         assert average == pytest.approx(0.9 * before + 0.1 * now) != pytest.approx(now)
-        # RAGEN-2 divides by the moving average of the std; it does not average z-scores
+        # RAGEN-2 divides by the moving average of the std, and does not average z-scores.
         zscore = second[f"mi_zscore_ema_{sampling}"]
         assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
     oldest = {"mi_zscore_ema_first": 5.0}  # a row of an earlier version, without the std

@@ -1,7 +1,4 @@
-"""Tests of support/precision.py: products in float32 and stochastic rounding.
-
-python -m pytest -q tests/test_precision.py
-"""
+"""Tests of support/precision.py: products in float32 and stochastic rounding."""
 
 import pytest
 import torch
@@ -13,7 +10,7 @@ TYPES = [torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_products_of_16_bit_factors_are_not_rounded_to_16_bits(dtype):
-    """bfloat16 and float16 cannot hold 1 + 2^-11, so a product rounded to 16 bits would differ."""
+    """16-bit formats cannot hold 1 + 2^-11, so a product rounded to 16 bits would differ."""
     a = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
     b = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=dtype)
     assert product_in_float32(a, b).tolist() == [[1.0, 1.0 + 2.0**-11]]

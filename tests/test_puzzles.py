@@ -1,8 +1,4 @@
-"""
-Tests of worlds/rubik.py and worlds/sudoku.py by geometry, known counts and hand-made boards.
-
-    python -m pytest -q tests/test_puzzles.py
-"""
+"""Tests of worlds/rubik.py and worlds/sudoku.py by geometry, known counts and hand-made boards."""
 
 import itertools
 from collections import Counter
@@ -17,8 +13,8 @@ from worlds import rubik, sudoku
 
 # ---------- Rubik
 
-# Face -> its outward direction, and what is right and down for a viewer who looks at the face.
-# Axes: x to the right, y up, z to the viewer in front.
+# Face -> its outward direction, and the directions right and down for a viewer of the face. Axes: x
+# to the right, y up, z to the viewer in front.
 LOOKS = {
     "U": ((0, 1, 0), (1, 0, 0), (0, 0, 1)),
     "R": ((1, 0, 0), (0, 0, -1), (0, -1, 0)),
@@ -89,8 +85,8 @@ def test_rubik_by_hand():
     env = make_env("rubik")
     cube = rubik.turn(rubik.turn(rubik.SOLVED, "R"), "U")
     env.start(("rubik", "123456", cube), [0])
-    # After R: U:1313 R:2222 F:3434 D:4646 L:5555 B:1616. Then U turns the upper face and moves the
-    # upper row of back to right, right to front, front to left, left to back.
+    # After R: U:1313 R:2222 F:3434 D:4646 L:5555 B:1616. Then U turns the upper face. The upper row
+    # of back moves to right, right to front, front to left, left to back.
     assert env.observe() == "U:1133 R:1622 F:2234 D:4646 L:3455 B:5516"
     assert env.statements() == ["Away 2.", "Way U' R'."]
     assert env.plan(1, 5) == ["U'"]
@@ -137,7 +133,6 @@ def opened(text, **options):
 
 
 def is_full_board(cells):
-    """Whether each row, column and 2x2 block has the digits 1 to 4, as the rules ask."""
     grid = np.array(cells).reshape(4, 4)
     units = [*grid, *grid.T]
     units += [grid[i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2)]
@@ -181,7 +176,7 @@ def test_sudoku_by_hand():
     wrong = env.step("3,2,2")
     assert (wrong.valid, wrong.effective, wrong.reward) == (True, True, 0.0)
     assert env.statements()[1] == "Clash 3 2 2."
-    assert env.plan(1, 9) == ["3 2 1"]  # a plan corrects mistakes first
+    assert env.plan(1, 9) == ["3 2 1"]
     assert not env.step("3 2 2").effective
     for action in ("1 1 2", "5 1 1", "1 3 5", "1 3", "133", "1 3 3 1", "a b c"):
         assert not env.step(action).valid  # cell 1 1 is given; the others are no actions

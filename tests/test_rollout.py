@@ -1,8 +1,6 @@
 """Tests of rollout.py: sampled tokens, masks and prompts token by token, schedules, limits.
 
-Sampled tokens and log-probs are compared with a forward pass of the Hugging Face model.
-
-Run with:  python -m pytest -q tests/test_rollout.py
+A forward pass of the Hugging Face model is the reference for tokens and log-probs.
 """
 
 from configurator import UserError
@@ -52,8 +50,8 @@ def play(model, chat, config, starts=STARTS, **options):
 
 
 def pairs_with_logits(model, folder, trajectories):
-    """Return (trajectory, logits) for each trajectory. The logits (tokens, vocabulary) are those of
-    the Hugging Face model."""
+    """Return (trajectory, logits of the Hugging Face model (tokens, vocabulary)) for each
+    trajectory."""
     model.save_pretrained(folder)
     load = AutoModelForCausalLM.from_pretrained
     reference = load(folder, attn_implementation="sdpa", dtype=torch.float32)
@@ -99,8 +97,6 @@ class Spy:
 
 
 class Script:
-    """An engine for one trajectory. It returns the given replies (lists of token ids) in order."""
-
     def __init__(self, replies):
         self.replies = list(replies)
         self.prompts = []
@@ -201,7 +197,7 @@ def test_every_response_is_sampled_with_a_seed_of_its_own(trained_model, chat):
     spy = Spy(make_engine(config, trained_model, chat))
     collect(spy, chat, config, STARTS, **OPTIONS)
     seeds = [options["seed"] for requests in spy.asked.values() for _, options in requests]
-    assert len(seeds) > len(STARTS)  # some trajectories have several turns
+    assert len(seeds) > len(STARTS)
     assert len(set(seeds)) == len(seeds)
 
 
@@ -270,7 +266,7 @@ def test_a_reply_sees_the_last_turns_only(trained_model, chat, tmp_path, context
             closed.add(returned.ids[-1] == chat.end)
     assert closed == {True, False}
 
-    parts = split_by_context(played, config)  # one for each turn, in order
+    parts = split_by_context(played, config)  # one for each turn
     assert [(part.seed, part.member, part.turns) for part in parts] == [
         (t.seed, t.member, [turn]) for t in played for turn in t.turns
     ]
@@ -314,7 +310,7 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
         before = [(list(turn.prompt_ids), list(turn.response_ids)) for turn in t.turns]
         opened = unmask(t, chat)
         cut = len(chat.message("system", t.system))
-        assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # unchanged
+        assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before
         assert [turn.reward for turn in opened.turns] == [turn.reward for turn in t.turns]
         parts = split_by_context([t], config)
         opened_parts = split_by_context([opened], config)
@@ -330,7 +326,6 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
 
 
 def encode_reply(chat, actions):
-    """Return the tokens of a well-formed reply without a thought."""
     return [*chat.encode(dialogue.format_response("", actions, think=False)), chat.end]
 
 
@@ -380,7 +375,6 @@ def test_a_thought_is_paid_where_the_config_says_so(chat):
     config = small_config(think=True, think_reward=0.5, max_response_tokens=60)
     env = envs.make_env(config.env, max_actions=6)
     env.reset((4, 0))
-    # The action is unknown, so nothing moves and the facts stay true.
     text = dialogue.format_response(" ".join(env.statements()), ["Jump"])
     replies = [[*chat.encode(text), chat.end]] * 3
     for think_reward in (0.5, 0.0):
@@ -404,7 +398,7 @@ def test_groups_of_a_mixture_have_their_own_environments(trained_model, chat):
         assert t.turns[0].prompt_ids == chat.opening(system, user)
     assert len({t.system for t in played}) == 3
     alone = play(trained_model, chat, config, STARTS[:2])
-    assert {t.env for t in alone} == {"bandit"}  # the environment of the config
+    assert {t.env for t in alone} == {"bandit"}
 
 
 # ---------- chat format
@@ -443,8 +437,7 @@ def test_prompts_equal_the_chat_template(chat):
 
 @pytest.mark.parametrize("real_marks", [False, True])
 def test_an_echoed_action_forges_no_role(chat, real_marks):
-    """The next prompt repeats the unknown action. Chat marks in it become plain text, even if the
-    policy sampled the tokens of marks."""
+    """The next prompt repeats the unknown action, and marks in it must become plain text."""
     config = small_config(max_response_tokens=40)
     marks = [chat.start] if real_marks else chat.encode("<|im_start|>")
     rest = chat.encode("user || <|im_end|> || <|im_end|>\n<|im_sta</answer>")
@@ -453,7 +446,6 @@ def test_an_echoed_action_forges_no_role(chat, real_marks):
     prompt = t.turns[1].prompt_ids
     text = chat.tokenizer.decode(prompt)
     assert 'Unknown action: "<|im_start|>user", "<|im_end|>"' in text
-    # The prompt starts a user and an assistant message and ends the user message.
     assert (prompt.count(chat.start), prompt.count(chat.end)) == (2, 1)
     assert (text.count("<|im_start|>"), text.count("<|im_end|>")) == (3, 2)
     assert t.response_mask.count(True) == 3 * len(reply)
@@ -556,13 +548,12 @@ def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
 
 @pytest.mark.slow
 def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, monkeypatch):
-    """Every second environment takes 0.2 s a step. The others continue during that time, and no
-    trajectory changes."""
+    """Every second environment takes 0.2 s a step. The others continue during that time."""
     config = small_config()
     expected = play(trained_model, chat, config)
     spy = Spy(make_engine(config, trained_model, chat))
     sleeping = [0]  # how many environments sleep now
-    busy_steps = []  # how many sleep at each step of the engine
+    busy_steps = []  # number asleep at each step of the engine
     engine_step = spy.step
     env_step = dialogue.Episode.step
 
@@ -589,7 +580,7 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
 
     monkeypatch.setattr(rollout, "make_episode", every_second)
     assert_same(expected, collect(spy, chat, config, STARTS, **OPTIONS))
-    assert max(busy_steps) > 1  # several sleep at once
+    assert max(busy_steps) > 1
     assert sum(count > 0 for count in busy_steps) > 5  # the engine decodes while they sleep
 
 
@@ -640,7 +631,7 @@ def test_memory_that_is_gone_before_the_first_step_is_one_sentence(trained_model
 
 
 def test_the_cache_has_the_rows_that_are_asked_for(trained_model, chat, capsys):
-    """The size of the cache depends on the requests. max_running is a limit and takes no memory."""
+    """max_running is a limit and takes no memory."""
     engine = make_engine(small_config(max_running=10**9), trained_model, chat)
     engine.load(trained_model.state_dict().items(), 1)
     assert engine.cache.nbytes == 0
@@ -654,7 +645,7 @@ def test_the_cache_has_the_rows_that_are_asked_for(trained_model, chat, capsys):
         for key in range(num_keys):
             engine.release(key)
     assert sizes == [3, 6, 6, 13]
-    assert capsys.readouterr().out == ""  # only a large cache is reported
+    assert capsys.readouterr().out == ""
 
 
 def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
@@ -677,7 +668,7 @@ def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
 
 
 def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, monkeypatch, capsys):
-    """Half of the free memory holds five rows. The other trajectories wait and do not change."""
+    """Half of the free memory holds five rows, so the other trajectories wait."""
     config = small_config(max_turns=2)
     expected = play(trained_model, chat, config)
     assert capsys.readouterr().out == ""
@@ -693,7 +684,7 @@ def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, mo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_engine_on_a_cpu_keeps_one_copy_of_its_head_in_float32(trained_model, chat, dtype):
-    """The copy saves converting the head in each decode step. `load` replaces the copy."""
+    """The copy saves converting the head in each decode step."""
     name = str(dtype).removeprefix("torch.")
     engine = make_engine(small_config(dtype=name), trained_model, chat)
     weights = {key: 2 * value for key, value in trained_model.state_dict().items()}
@@ -714,8 +705,7 @@ def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, chat, dtype):
-    """In float32 the response itself does not depend on the others either. In 16 bits the batch
-    size changes the rounding of its logits."""
+    """In 16 bits, the batch size changes the rounding of logits, so only the noise is compared."""
     config = small_config(dtype=dtype, max_response_tokens=8)
     prompts = [[5 + i] * (3 + 7 * i) for i in range(6)]
     found = []
@@ -724,7 +714,7 @@ def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, ch
         engine.load(trained_model.state_dict().items(), 1)
         for key in keys:
             engine.add(key, prompts[key], max_tokens=8, temperature=1.0, seed=(3, key))
-        finished = engine.step()  # the first token of each response
+        finished = engine.step()
         noise = engine.responses[2].noise
         while engine.busy:
             finished += engine.step()
@@ -746,8 +736,7 @@ def test_batch_invariant_kernels_need_a_gpu(trained_model, chat, monkeypatch):
 
 
 def test_no_advice_for_an_unknown_cause(trained_model, chat, monkeypatch):
-    """An engine without a kernel for this head size fails with any max_running, so the error must
-    not advise to lower it."""
+    """An engine without a kernel for this head size fails with any max_running."""
 
     class Unsupported:
         def __init__(self, *_, **__):

@@ -1,8 +1,4 @@
-"""
-Tests of support/run_folder.py: saved settings, folders for a run, writes that survive a crash.
-
-    python -m pytest -q tests/test_run_folder.py
-"""
+"""Tests of support/run_folder.py: saved settings, run folders, writes that survive a crash."""
 
 from configurator import Config, UserError, load_config
 
@@ -96,7 +92,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     for name in (
         "lock",
         "config.json.0123456789abcdef.partial",
-    ):  # from a run that ended before its first file
+    ):  # a run may end before its first file
         (tmp_path / name).write_text("")
     check_out_dir(config)
     (tmp_path / "notes.txt").write_text("")

@@ -1,8 +1,4 @@
-"""
-Tests of starpo.py against numbers worked out by hand, slow loops and enumerated expectations.
-
-    python -m pytest -q tests/test_starpo.py
-"""
+"""Tests of starpo.py against numbers worked out by hand, slow loops and enumerated expectations."""
 
 from configurator import (
     CHOICES,
@@ -158,9 +154,7 @@ def test_group_advantages_sum_to_zero_and_agree_with_loop(estimator):
 @pytest.mark.parametrize("estimator", OF_GROUPS)
 def test_group_advantages_without_variance_are_zero(estimator):
     assert grouped(torch.tensor([3.0, -1.0]), 1, estimator).tolist() == [0.0, 0.0]
-    advantages = grouped(
-        doubles(5, 5, 0, 2), 2, estimator
-    )  # equal scores, then a group with variance
+    advantages = grouped(doubles(5, 5, 0, 2), 2, estimator)
     assert advantages[:2].tolist() == [0.0, 0.0] and advantages[2] == -advantages[3] < 0
     close(
         grouped(doubles(5, 5, 0, 2), 2),
@@ -206,7 +200,7 @@ def test_normalize_rewards_by_hand(method, over, expected):
     rewards = starpo.normalize_rewards(
         doubles(*TURN_REWARDS), TURNS, torch.tensor(NORMALISED_WITHIN[over]), method
     )
-    close(rewards, expected, tol=2e-6)  # 1e-6 is added to the std
+    close(rewards, expected, tol=2e-6)
 
 
 def test_asym_clip_by_hand():
@@ -267,7 +261,7 @@ FOUR_GROUPS = (0, 1, 0, 3, 4, 4, 0, 2)
         (0.74, [1, 3]),  # int(2.96) = 2
         (0.75, [0, 1, 3]),
         (0.99, [0, 1, 3]),
-        (1.0, [0, 1, 2, 3]),  # no filter: the group without variance stays
+        (1.0, [0, 1, 2, 3]),
     ],
 )
 def test_filter_by_hand(keep, kept):
@@ -285,9 +279,9 @@ def test_filter_ties_go_to_the_lower_index():
     scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # differences 1, 2, 2, 2, 2, 1
     assert filtered(scores, 2, 0.5).tolist() == [1, 2, 3]
     assert filtered(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
-    many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # 3000 groups, every third has the larger std
+    many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # every third has the larger std
     assert filtered(many, 2, 0.1).tolist() == list(range(2, 900, 3))
-    noisy = doubles(0, 0.3, 0, 0.1 + 0.2)  # the second std is larger by 4e-17: still a tie
+    noisy = doubles(0, 0.3, 0, 0.1 + 0.2)  # a tie: the stds differ by 4e-17
     assert noisy[3] > noisy[1]
     assert filtered(noisy, 2, 0.5).tolist() == [0]
 
@@ -296,7 +290,7 @@ def test_filter_may_be_empty():
     groups = filtered(torch.ones(8), 4, 0.5)
     assert groups.dtype == torch.int64
     assert groups.shape == (0,)
-    assert filtered(torch.tensor([1.0, 2.0, 3.0]), 1, 0.5).tolist() == []  # groups of one
+    assert filtered(torch.tensor([1.0, 2.0, 3.0]), 1, 0.5).tolist() == []
     assert filtered(torch.ones(8), 4, 1.0).tolist() == [0, 1]
 
 
@@ -349,7 +343,7 @@ def test_filter_strategies_by_hand(strategy, keep, options, kept):
 
 
 def test_smallest_keeps_groups_with_variance():
-    """RAGEN-2's order: exclude groups without variance, then rank. A quarter of eight is two."""
+    """RAGEN-2 excludes groups without variance first, then ranks. A quarter of eight is two."""
     std = doubles(0.55, 0.03, 0, 0.54, 0, 0.79, 0.3, 0.45)
     assert starpo.filter_groups(std, std, keep=0.25, smallest=True).tolist() == [1, 6]
     assert starpo.filter_groups(std, std, keep=0.25).tolist() == [0, 5]
@@ -374,7 +368,7 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
 )
 def test_filter_strategies_on_groups_that_are_alike(strategy, keep):
     alike = doubles(0.7, 0.7, 0.7)
-    wanted = {"fraction": [0, 1], "count": [0, 1]}  # the lower index first
+    wanted = {"fraction": [0, 1], "count": [0, 1]}
     kept = starpo.filter_groups(alike, alike, keep=keep, strategy=strategy).tolist()
     assert kept == wanted.get(strategy, [0, 1, 2])
     assert starpo.filter_groups(alike * 0, alike * 0, keep=keep, strategy=strategy).tolist() == []
@@ -456,9 +450,7 @@ def test_gae_agrees_with_walk_over_observations(gamma, lam):
     B, T = 5, 24
     response_mask = torch.zeros(B, T, dtype=torch.bool)
     rewards = torch.zeros(B, T, dtype=torch.float64)
-    values = torch.randn(
-        B, T, generator=generator, dtype=torch.float64
-    )  # observation tokens have values too
+    values = torch.randn(B, T, generator=generator, dtype=torch.float64)
     for b in range(B):
         t = 0
         for n, reward in zip(turn_lengths[b], turn_rewards[b], strict=True):
@@ -476,7 +468,7 @@ def test_gae_agrees_with_walk_over_observations(gamma, lam):
     )
     close(advantages, expected)
     close(returns, expected + values[response_mask])
-    assert expected.abs().min() > 1e-4  # no advantage is trivially zero
+    assert expected.abs().min() > 1e-4
 
 
 def test_gae_without_discount_is_return_to_go_minus_value():
@@ -533,8 +525,7 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 def episodes(dense=True):
     """Return rewards and values of 28 tokens.
 
-    dense: each token has a reward, as with KL in the reward. Otherwise only the last tokens
-    of some turns have one.
+    If `dense`, each token has a reward, as with KL in the reward.
     """
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
@@ -546,7 +537,6 @@ def episodes(dense=True):
 
 
 def nested(flat):
-    """Return the numbers as nested lists: trajectories, turns, tokens."""
     rest, lengths = iter(flat.tolist()), iter(LENGTHS)
     return [[[next(rest) for _ in range(next(lengths))] for _ in range(count)] for count in COUNTS]
 
@@ -666,9 +656,7 @@ def test_trajectories_have_one_advantage_for_all_their_tokens(estimator):
         for turn in turns
         for _ in turn
     ]
-    found, returns = estimate(
-        estimator, rewards, gamma=0.5, turn_gamma=0.5
-    )  # a score is never discounted
+    found, returns = estimate(estimator, rewards, gamma=0.5, turn_gamma=0.5)
     close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
     assert returns is None
 
@@ -682,7 +670,7 @@ def test_turn_level_advantages_by_hand():
         options = dict(estimator=estimator, turn_level=True, turn_gamma=0.5)
         found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
         close(found, [x, 0, 0, 0, -x, -x, 0])
-    # four groups of one trajectory with two turns: no turn has another to compare with
+    # four groups of one trajectory: no turn has another to compare with
     found, _ = starpo.advantages(
         doubles(1, 2, 3, 4, 5, 6, 7, 8),
         None,
@@ -724,7 +712,7 @@ def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
 
 def test_permuted_rewards_change_turn_advantages_but_not_those_of_trajectories():
     rewards, groups = doubles(1, 0, 2, 1), torch.tensor([0, 0])
-    permuted = doubles(0, 1, 2, 1)  # the first trajectory earns its 1 a turn later
+    permuted = doubles(0, 1, 2, 1)
     for turn_level in (False, True):
         options = dict(estimator="dr_grpo", turn_level=turn_level)
         before, _ = starpo.advantages(rewards, None, [1] * 4, [2, 2], groups, **options)
@@ -750,7 +738,6 @@ def test_reinforce_plus_plus_agrees_with_loop(dense):
 
 @pytest.mark.parametrize("estimator", BUILT_IN)
 def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
-    """Each trajectory has one token, at which the critic's value is 0. So all returns are equal."""
     for scores in (doubles(2, 2, 2), doubles(2)):
         values = torch.zeros_like(scores) if estimator in CRITIC_ESTIMATORS else None
         ones = [1] * len(scores)
@@ -837,7 +824,7 @@ def test_policy_loss_of_micro_batches_adds_up():
     "ratio, A, term, grad",
     [
         (5.0, -2.0, -6.0, 0.0),  # -10 is held at 3 * -2
-        (2.9, -2.0, -5.8, -5.8),  # the bound is not reached
+        (2.9, -2.0, -5.8, -5.8),
         (0.5, -2.0, -1.6, 0.0),  # PPO's own bound
         (5.0, 2.0, 2.56, 0.0),  # A > 0: dual_clip has no effect
         (0.5, 2.0, 1.0, 1.0),
@@ -989,7 +976,6 @@ def test_value_loss_of_micro_batches_adds_up():
 
 
 def test_value_loss_is_weighted_like_the_policy_loss():
-    """seq_mean_token_mean takes the mean over the tokens, then over the two trajectories."""
     values, returns = doubles(1, 2, 3, 4).requires_grad_(), doubles(0, 0, 0, 0)
     weights = starpo.token_weights([1, 3], "seq_mean_token_mean", 10)
     options = dict(value_clip=INF, num_tokens=4, weights=weights)
@@ -1027,8 +1013,8 @@ def test_k3_is_never_negative_even_for_tiny_ratios():
 
 
 def enumerated_policy():
-    """Return three logits, their log-probs and those of a reference. So an expectation is a sum
-    of three terms."""
+    """Return three logits, their log-probs and those of a reference. An expectation is a sum of
+    three terms."""
     logits = doubles(0.3, -0.7, 1.1).requires_grad_()
     ref_logprobs = doubles(0.5, 0.2, 0.3).log()
     return logits, torch.log_softmax(logits, 0), ref_logprobs
@@ -1048,7 +1034,7 @@ def test_k1_and_k3_have_the_kl_as_expectation():
 
 
 def expected_loss_gradient(estimator):
-    """Return E_{y ~ p} [gradient of the estimator at y in the logits]. p is detached."""
+    """Return E_{y ~ p} [gradient of the estimator at y in the logits], with p detached."""
     logits, logprobs, ref = enumerated_policy()
     p = logprobs.exp().detach()
     (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().backward()
@@ -1075,15 +1061,13 @@ def test_k2_and_k3_as_loss_have_the_gradients_of_the_two_kls():
 def test_explained_variance():
     # Var(returns) of (0, 2) with mean 1 is 1 (denominator n), residuals (0, 1): variance 1/4
     assert explained_variance(doubles(0, 1), doubles(0, 2)) == pytest.approx(0.75)
-    assert explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(
-        1.0
-    )  # a constant offset has no variance
+    assert explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(1.0)
     assert explained_variance(doubles(2, 0), doubles(0, 2)) == pytest.approx(
         -3.0
     )  # residuals (-2, 2)
     assert explained_variance(doubles(1, 2), doubles(4, 4)) == 0.0
     assert explained_variance(doubles(1, 2), doubles(0.3, 0.1 + 0.2)) == 0.0
-    # returns that differ by only 1e-7 of their size count as equal: the difference is rounding
+    # differences of 1e-7 of the returns are rounding errors
     assert explained_variance(doubles(1, 2), doubles(1e4, 1e4 + 1e-3)) == 0.0
     assert explained_variance(doubles(1), doubles(2)) == 0.0
     assert explained_variance(doubles(), doubles()) == 0.0
@@ -1199,13 +1183,15 @@ def test_errors_name_what_was_given(call, message):
 
 def test_importance_weights_by_hand():
     new, rollout = torch.tensor([-1.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.5, -1.0])
-    # The old log-probs are the engine's: the weight is min(1, cap / ratio).
+    # The old log-probs are the engine's, so the weight is min(1, cap / ratio).
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
-    # They are the trainer's, before a step: the weight is min(pi_old / pi_engine, cap).
+    # The old log-probs are the trainer's, before a step: the weight is min(pi_old / pi_engine,
+    # cap).
     found = starpo.importance_weights(new, new, rollout, 2.0)
     close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
-    # They are the trainer's, after a step: it is min(pi / pi_engine, cap) / (pi / pi_old).
+    # The old log-probs are the trainer's, after a step: the weight is min(pi / pi_engine, cap) /
+    # (pi / pi_old).
     old = torch.tensor([-1.0, -1.5, -1.0, -1.5])
     ratio = [1.0, math.exp(0.5), 1.0, math.exp(-0.5)]
     total = [1.0, 2.0, math.exp(0.5), math.exp(-1.0)]
@@ -1214,8 +1200,7 @@ def test_importance_weights_by_hand():
 
 
 def test_importance_weights_truncate_the_gradient():
-    """For A < 0 and ratios above 1, weights change d loss / d logprob from -ratio A to
-    -min(pi / pi_engine, cap) A."""
+    """For A < 0 and ratios above 1, d loss / d logprob becomes -min(pi / pi_engine, cap) A."""
     new = torch.tensor([1.5, 0.1], requires_grad=True)
     old, advantages = torch.zeros(2), torch.tensor([-1.0, -1.0])
     weights = starpo.importance_weights(new, old, old, 2.0)

@@ -1,9 +1,4 @@
-"""Tests of support/wandb_log.py: with a stand-in for wandb, and with wandb offline if installed.
-
-    python -m pytest -q tests/test_wandb.py
-
-The tests with the real package need `pip install -r requirements/wandb.txt`.
-"""
+"""Tests of support/wandb_log.py with a stand-in for wandb, and with wandb offline if installed."""
 
 from configurator import Config, UserError
 
@@ -47,8 +42,6 @@ class Artifact:
 
 
 class FakeRun:
-    """A stand-in for a run of W&B, which keeps what it is given."""
-
     def __init__(self, options):
         self.id = options["id"]
         self.options = options
@@ -68,7 +61,7 @@ class FakeRun:
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A stand-in for the package. Its list `runs` holds the runs."""
+    """A stand-in for the package, with a list `runs`."""
     fake = ModuleType("wandb")
     fake.runs = []
     fake.Error = WandbError
@@ -88,8 +81,6 @@ def wandb(monkeypatch):
 
 @pytest.fixture
 def page(monkeypatch):
-    """Replace the page of tools.view by a short one."""
-
     def make_page(out_dir):
         path = out_dir / "view.html"
         path.write_text("<html>page</html>")
@@ -138,7 +129,7 @@ def test_a_continued_run_goes_on_in_its_run(tmp_path, wandb):
     log.close(75)
     assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []  # 75: interrupted
     Log(tmp_path, [a_row(1)], CONFIG)
-    Log(tmp_path, [], CONFIG)  # a run without rows begins again
+    Log(tmp_path, [], CONFIG)
     first, second, third = [run.id for run in wandb.runs]
     assert first == second != third
     (tmp_path / "wandb_id").write_text("../../x\n")
@@ -184,7 +175,7 @@ def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypa
     monkeypatch.setattr(wandb, "teardown", teardown)
     log = Log(tmp_path, [], CONFIG)
     log.write(a_row(1))
-    assert at_exit == []  # nothing is registered while W&B works
+    assert at_exit == []
     monkeypatch.setattr(wandb.runs[0], "log", lambda *_, **__: teardown(None))
     log.write(a_row(2))
     (at_end,) = at_exit
@@ -194,12 +185,12 @@ def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypa
 
 @pytest.mark.slow  # starts tools.view
 def test_a_page_that_fails_is_left_out(tmp_path, wandb, capsys):
-    Log(tmp_path, [], CONFIG).close()  # the folder holds no run to show
+    Log(tmp_path, [], CONFIG).close()
     assert wandb.runs[0].exit_code == 0 and wandb.runs[0].artifacts == []
     assert capsys.readouterr().out.startswith("W&B gets no page of the run: error: ")
 
 
-@pytest.mark.slow  # starts another process
+@pytest.mark.slow
 def test_nothing_is_imported_unless_asked_for(tmp_path):
     code = (
         "import sys; sys.path.insert(0, 'tests'); from shared_fixtures import small_config; "
@@ -234,8 +225,9 @@ def records_of(folder):
     """Return the records of the only offline run in a folder.
 
     The file has LevelDB's log format: 7 bytes, then parts of records, which never cross a multiple
-    of 32 KiB. A part begins with its checksum (4 bytes), size (2) and kind (1). Kinds 1 and 4
-    end a record."""
+    of 32 KiB. A part begins with its checksum (4 bytes), size (2) and kind (1). Kinds 1 and 4 end a
+    record.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
