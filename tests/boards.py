@@ -22,7 +22,7 @@ LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
-# P is the player, O a hole, G the goal. An instance numbers the cells row by row from 0.
+# O is a hole of the lake, but a target in the room. Instances number the cells row by row from 0.
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
 ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
 
@@ -177,8 +177,6 @@ def optimal_player(env):
 
 
 def success_rate(env, instance, choose, games, seed):
-    """Return the success rate of player `choose` (environment -> action) with ten actions a
-    game."""
     wins = 0
     for game in range(games):
         env.start(instance, [seed, game])

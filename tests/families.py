@@ -116,7 +116,7 @@ class Family(NamedTuple):
     settings: dict  # settings of the config that replace or extend WIDTHS
     template: str
     tokenizer_class: str
-    special: tuple[str, ...]  # special tokens in the order of their ids
+    special: tuple[str, ...]
     roles: dict[str, str]  # bos_token, eos_token ... -> token
     ids: dict[str, str]  # bos_token_id, eos_token_id ... -> token
     added: tuple[str, ...] = ()  # added tokens that are not special
@@ -237,7 +237,6 @@ def build_tokenizer(name):
 
 
 def save_family(name, folder):
-    """Write a random model of family `name` and its tokenizer to `folder`, and return `folder`."""
     family = FAMILIES[name]
     tokenizer = build_tokenizer(name)
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in family.ids.items()}

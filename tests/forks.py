@@ -20,7 +20,6 @@ from engines.vllm_engine import VLLM_ENVIRONMENT
 
 
 def main(runs):
-    """Train the runs one by one. If a run fails, print its output and stop."""
     for ranks, arguments in runs:
         with tempfile.NamedTemporaryFile("r") as log:
             code = live(arguments, log.name, ranks=ranks)

@@ -87,7 +87,7 @@ def tokens_of(chat, pieces):
         message = chat.message("user", piece)
         assert (message.count(chat.start), message.count(chat.end)) == (1, 1)
         ids += chat.encode(piece)
-    return ids or [chat.end]  # a policy samples at least one token
+    return ids or [chat.end]
 
 
 def expected_marks(chat, replies, k, context_turns):
@@ -163,7 +163,6 @@ def grammar(chat, number):
 
 
 def damage(data, rng):
-    """Return `data` after up to six edits, which flip, insert, cut or repeat bytes."""
     for _ in range(rng.integers(7)):
         start, end = sorted(rng.integers(0, len(data) + 1, 2))
         part = data[start:end]

@@ -129,7 +129,7 @@ def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
             assert mean == pytest.approx(expected[key] / num_tokens, abs=1e-6, rel=1e-6), key
         assert list(found.values()) == pytest.approx(norms, rel=1e-5)
         assert norms[0] > 1e-3
-    if not config.lora_rank:  # the engine gets all weights by name
+    if not config.lora_rank:
         expected = single.policy.model.state_dict()
         streamed = dict(parallel.stream_weights(learner.policy))
         assert streamed.keys() == expected.keys()
@@ -189,9 +189,7 @@ def test_sharding_keeps_what_is_no_parameter(trained_folder):
 def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    assert parallel.forward_sequences(
-        learner.policy, played, learner.config, 1.0
-    )  # in a run, weights are streamed after forwards
+    assert parallel.forward_sequences(learner.policy, played, learner.config, 1.0)
     for dtype in (torch.float32, torch.bfloat16):
         streamed = list(parallel.stream_weights(learner.policy, dtype))
         expected = single.state_dict()

@@ -169,7 +169,7 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
 def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
     parallel.sync_weights(vllm, policy)
     options = dict(group_size=1, temperature=1.0, **OPTIONS)
-    members = (0, 1, 2, 3, 1, 2, 3, 0)  # dealt out to ranks 0 and 1 in turn
+    members = (0, 1, 2, 3, 1, 2, 3, 0)
     starts = [((8,), member) for member in members]
     played = parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)
     first = [t.turns[0].response_ids for t in played]

@@ -57,6 +57,5 @@ def assert_same_checkpoint(first, second):
 
 
 def rows_in(text):
-    """Return {first cell: line} of a printed table."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return {line.split("|")[1].strip(): line for line in lines}

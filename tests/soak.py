@@ -29,7 +29,7 @@ from support.log import Log
 class Moment(NamedTuple):
     """A process kills itself at the `count`-th call of function `name`, in any thread."""
 
-    owner: Any  # the class or module that has the function
+    owner: Any
     name: str
     count: int
 

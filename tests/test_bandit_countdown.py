@@ -228,8 +228,7 @@ def test_countdown_draws():
 
 @pytest.mark.slow
 def test_countdown_splits_know_no_order_of_numbers():
-    # There are only 165 multisets of three numbers up to 9, so 1000 draws give about 620 different
-    # problems. Splits must not share a problem, even with its numbers reordered.
+    # Splits must not share a problem, even with its numbers reordered.
     env = make_env(SMALL_COUNTDOWN)
     reserved = set()
     for instances in envs.reserved_instances(SMALL_COUNTDOWN).values():
@@ -279,7 +278,7 @@ def test_countdown_dialogue():
     # one action is left
     outcome = episode.step("<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>")
     assert (outcome.status, outcome.record.actions) == ("success", ["(3 + 5) * 2"])
-    # 0.1 less, as the second action is over the limit
+    # 0.1 less, because the second action is over the limit
     assert outcome.reward == pytest.approx(0.9)
 
 

@@ -287,7 +287,6 @@ def test_a_cut_reply_is_learnt_without_an_end(chat, tmp_path):
     file.write_text(json.dumps(record) + "\n")
     (demo,) = demonstrations.read_demonstrations(str(file), chat, small_sft_config())
     assert demo.turns[0].response_ids == list(chat.encode("<answer>Le"))
-    # the next prompt adds the missing end token
     assert demo.turns[1].prompt_ids[0] == chat.end
     assert demo.turns[1].response_ids == [*chat.encode("<answer>Up</answer>"), chat.end]
     assert demonstrations.describe_cuts([demo, made_up("success", (None, 1))]) == (

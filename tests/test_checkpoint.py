@@ -279,7 +279,7 @@ def test_a_kill_while_old_checkpoints_are_removed_leaves_no_half_one(tmp_path, m
     seen = []
     monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **_: seen.append(path.name))
     save_steps(tmp_path, 3, keep=2)
-    assert set(seen) == {"partial", "old"}  # rename a checkpoint before its files are deleted
+    assert set(seen) == {"partial", "old"}  # a checkpoint is renamed before its files are deleted
     monkeypatch.undo()
     assert names_in(tmp_path) == ["checkpoint-000002", "checkpoint-000003", "old"]
 

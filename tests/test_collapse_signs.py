@@ -49,7 +49,7 @@ def measured(matrix, own, lengths=None):
 
 
 # Each row has the log-probs of four thoughts after one of two prompts.
-UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)  # four equally likely thoughts after both prompts
+UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)
 READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])
 CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])
 SAME = log([1] * 4, [1] * 4)
@@ -70,7 +70,7 @@ def test_the_four_regimes(matrix, mi, entropy, expected):
     assert values["conditional_entropy_first"] == pytest.approx(entropy)
     row = healthy(1)[0] | values
     assert classify_regime(row, []) == expected
-    assert classify_regime(healthy(1)[0], [row]) == expected  # the last measurement counts
+    assert classify_regime(healthy(1)[0], [row]) == expected
     start = healthy(1)[0] | measured(READING, [0, 0, 1, 1])
     assert classify_regime(row, [start] * 30) == expected
 

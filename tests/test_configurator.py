@@ -608,7 +608,6 @@ def test_the_help_of_tools_sft_shows_its_settings():
     text = help_text("What the script does.", SftConfig)
     for field in fields(SftConfig):
         assert text.count(f"  --{field.name}=") == 1
-    # settings of SFT come first
     assert "Settings and their defaults:\n\nsupervised learning:\n" in text
     assert "sft_" not in help_text("What the script does.")
 

@@ -28,7 +28,7 @@ def room(floor, targets, player, boxes):
 
 
 def choices(env, num_draws=50):
-    """Return the moves that the careful player takes; ties are broken at random."""
+    """Return the moves of the careful player, who breaks ties at random."""
     rng = np.random.default_rng(0)
     return {careful(env, rng) for _ in range(num_draws)}
 
@@ -42,8 +42,8 @@ def test_the_greedy_player_walks_into_holes_and_the_careful_one_around_them():
     env = lake((4,), 0, 8)
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 3, 5, rng) == ["Down"]  # the game ends in the hole
-    # With Left and Up the player stays, 2 moves from the goal; Right leads away. On slippery ice,
-    # Left could slip into the hole. The careful player avoids Left even without slips.
+    # With Left and Up the player stays, 2 moves from the goal. On slippery ice, Left could slip
+    # into the hole.
     assert choices(env) == choices(lake((4,), 0, 8, success_rate=0.8)) == {"Up"}
 
 

@@ -41,10 +41,10 @@ def test_think_reward_by_hand():
         (first, 0.3),
         (first.removesuffix("."), 0.3),
         (f"{first} " * 5, 0.3),  # a repeated fact is paid once
-        (f"{first} I go left. {second}", 0.6),  # other sentences cost nothing
+        (f"{first} I go left. {second}", 0.6),
         (f"{first} {second} {false}", 0.3),
         (f"{first} {false}", 0.0),
-        (f"{first} {false} {false}", 0.0),  # the bonus is never negative
+        (f"{first} {false} {false}", 0.0),
         (false, 0.0),
         (f"Not {first} Not {second}", 0.0),  # a fact inside another sentence does not count
         ("", 0.0),

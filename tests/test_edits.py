@@ -14,7 +14,6 @@ from runs import RUN, assert_same_checkpoint, newest_checkpoint, rows_of, untime
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_COPIED = (".git", ".venv", "out", "wandb", "__pycache__", ".*_cache", ".hypothesis")
-# Fast tests that such edits could break.
 TESTS = ("test_style.py", "test_estimators.py", "test_starpo.py", "test_methods.py")
 
 
@@ -65,7 +64,6 @@ def add_overlay(tree):
 
 def add_figure(tree):
     lines = code_in("studies/README.md", '"rates": Figure(').splitlines()
-    # on the page, a list indents the block by 3 spaces
     code = "".join(f"{line[3:]}\n" for line in lines)
     start = "\nFIGURES = {\n"
     replace_in(tree / "studies/experiments.py", start, start + code)
@@ -146,7 +144,7 @@ def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_
     runs = []
     for name, num_iterations in (("whole", 3), ("parts", 2), ("parts", 3)):
         flags = (f"--out_dir={tmp_path / name}", f"--num_iterations={num_iterations}")
-        runs.append((2, [str(config), *flags]))  # on two ranks
+        runs.append((2, [str(config), *flags]))
     in_tree(tree, sys.executable, "tests/forks.py", json.dumps(runs))
     whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
     assert len(whole) == 3 and untimed(whole)[-1] == untimed(parts)[-1]

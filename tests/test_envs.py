@@ -68,7 +68,7 @@ def test_the_budget_truncates():
     assert not env.step("left").truncated
     assert not env.step("door").valid and env.actions_left == 1
     assert env.step("right").truncated
-    step = env.step("left")  # all actions are used up
+    step = env.step("left")
     assert (step.valid, step.truncated, step.terminated) == (False, True, False)
 
 

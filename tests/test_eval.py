@@ -309,7 +309,6 @@ def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
 
 
 def test_records_of_real_play_add_up(tmp_path):
-    """The record gives each turn what its own actions earn."""
     config = tiny_config("sokoban_ppo", eval_size=3)
     played = play_reference(config, "optimal")
     write_jsonl(tmp_path / "played.jsonl", {"optimal": Scores(summarize(played), played)})
@@ -387,7 +386,6 @@ def test_eval_of_a_run(run, tmp_path, trained_model, chat, capsys):
 
 
 def test_eval_of_a_run_is_checked_against_the_settings_of_the_run(run):
-    # This run has actions_per_traj=6; the default is 10.
     evaluation.main([str(run), "--player=greedy", "--eval_size=2", "--actions_per_turn=6"])
     message = r"actions_per_turn \(7\) must not exceed actions_per_traj \(6\)"
     with pytest.raises(ValueError, match=message):
@@ -474,7 +472,6 @@ def test_several_policies_and_players_in_one_table(two_runs, trained_folder, tmp
     (tmp_path / "c,lr=1").symlink_to(first, target_is_directory=True)
     evaluation.main([str(tmp_path / "c,lr=1"), "--eval_size=2"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [f"{tmp_path}/c,lr=1/policy"]
-    # With --model, the policy of the run is not scored.
     evaluation.main([str(first), f"--model={trained_folder},{second}/best", "--eval_size=2"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [str(trained_folder), f"{second}/best"]
 

@@ -1,5 +1,4 @@
-"""Tests of check_first_turn(), which tries a first turn before a run, and of time limits of
-draws."""
+"""Tests of check_first_turn(), which tries a first turn before a run, and of limits of draws."""
 
 from configurator import UserError
 
@@ -156,7 +155,7 @@ def test_a_draw_that_never_ends(tmp_path, monkeypatch):
 
 @pytest.fixture
 def meeting(monkeypatch):
-    """Let each reset wait until four resets run at once. Resets in sequence would time out."""
+    """Let each reset wait until four resets run at once."""
     barrier = threading.Barrier(4)
     reset = dialogue.Episode.reset
 

@@ -1,5 +1,4 @@
-"""Tests of FrozenLake against gymnasium, RAGEN's boards, slow planners and boards solved by
-hand."""
+"""Tests of FrozenLake against gymnasium, RAGEN's boards, slow planners and hand-drawn boards."""
 
 from collections import Counter
 from functools import cache
@@ -70,8 +69,7 @@ def our_transitions(env, cell, action):
     total = Counter()
     for low, high in [(0.0, side), (side, 2 * side), (2 * side, 1.0)]:
         if high - low < 1e-9:
-            continue  # no slips: the two side bands are empty
-        # u near both ends of the band, and in its middle
+            continue
         inside = (low + 1e-9, (low + high) / 2, high - 1e-9)
         outcomes = {move_outcome(env, cell, action, u) for u in inside}
         assert len(outcomes) == 1
@@ -139,7 +137,7 @@ def test_a_slip_names_the_move_that_took_place():
         slips[step.slipped_to] += 1
     assert min(slips.values()) > 40 and len(slips) == 3
     env.terminated = True
-    assert env.step("Up").slipped_to == ""  # the game is over, so no move
+    assert env.step("Up").slipped_to == ""
 
 
 def test_ends_by_hand():
@@ -154,7 +152,7 @@ def test_ends_by_hand():
         "__X_\n_O__\n___G\nO___", 0.0, True, False, success=False, valid=True, effective=True
     )
     before = env.num_actions
-    step = env.step("Left")  # the game is over
+    step = env.step("Left")
     assert step.terminated and not step.valid and env.num_actions == before
 
     env = on_lake(LAKE_BOARD)
@@ -310,7 +308,7 @@ def test_plan_by_hand():
 
 
 def test_greedy_by_hand():
-    # The goal is 2 down and 3 right. The greedy player goes down, then right, and ignores holes.
+    # The greedy player goes 2 down, then 3 right, and ignores holes.
     env = on_lake(LAKE_BOARD)
     path = []
     while not env.terminated:
@@ -394,7 +392,7 @@ def safest_way(board):
         longer = []
         for (risk, words, (row, col)), (name, (dr, dc)) in product(paths, MOVES.items()):
             if places.get((row + dr, col + dc), "O") == "O":
-                continue  # a hole, or off the board
+                continue
             sides = [(row + dc, col + dr), (row - dc, col - dr)]
             risk += sum(places.get(side) == "O" for side in sides)
             longer.append((risk, [*words, name.lower()], (row + dr, col + dc)))

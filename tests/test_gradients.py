@@ -64,7 +64,6 @@ class Update:
         return self.played[4 * group : 4 * group + 4]
 
     def advantages(self):
-        """Return the advantages as nested lists: trajectories, turns, tokens."""
         tokens = iter(self.experience.advantages.tolist())
         found = []
         for trajectory in self.kept:
@@ -119,7 +118,6 @@ def same_gradient(update, neutral, factor=1.0):
 
 
 def scores_of(update):
-    """Return the scores of the kept trajectories, one row per group."""
     return torch.tensor([trajectory.score for trajectory in update.original]).double().view(-1, 4)
 
 
@@ -128,7 +126,6 @@ def centred(values):
 
 
 def first_advantages(update):
-    """Return the advantage of the first token of each trajectory, one row per group."""
     return torch.tensor([turns[0][0] for turns in update.advantages()]).double().view(-1, 4)
 
 
@@ -137,7 +134,6 @@ def rewards_of(update):
 
 
 def spread(update):
-    """Return the largest difference between two advantages inside one trajectory."""
     spreads = []
     for turns in update.advantages():
         tokens = [advantage for turn in turns for advantage in turn]
@@ -215,8 +211,10 @@ def varies_by_turn_only(update):
 
 
 def doubles_the_advantages(update, neutral):
-    """Whether advantages are twice those of GRPO. All turns are in one state, so both terms of
-    GiGPO are equal."""
+    """Whether advantages are twice those of GRPO.
+
+    A trajectory has one turn and its group one state, so the two terms of GiGPO are equal.
+    """
     scores = scores_of(update)
     grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)
     return same(first_advantages(update), 2 * grpo)
@@ -227,7 +225,7 @@ BATCH_NORM = dict(reward_norm="mean_std", reward_norm_over="batch", estimator="d
 ALL_BY_SOFTMAX = dict(filter_strategy="top_p_softmax", filter_keep=1.0, filter_zero_std=True)
 SMALLEST_MEANS = dict(filter_by="reward_mean", filter_smallest=True, filter_zero_std=True)
 
-# Method -> its settings, and a check of its update `u` against the update `n` of plain GRPO.
+# method -> its settings, and a check of its update `u` against the update `n` of plain GRPO
 METHODS = {
     "neutral": ({}, lambda u, n: torch.equal(u.gradient, n.gradient)),
     # estimators
@@ -306,7 +304,6 @@ METHODS = {
         dict(filter_loss_scale="sqrt"),
         lambda u, n: same_gradient(u, n, 0.5**0.5),
     ),
-    # context windows, and RAGEN v1's mask, which trains on observations
     "single turns": (dict(context_turns=1), sees_single_turns),
     "two turns": (dict(context_turns=2), lambda u, n: max(len(t.turns) for t in u.kept) == 3),
     "two turns, all tokens": (
@@ -355,7 +352,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
         "k3": (-difference).exp() - 1 + difference,
     }[kl_estimator]
     assert kl.abs().mean() > 0.01
-    rewards = []  # the reward of a turn is at its last token
+    rewards = []
     for trajectory in update.kept:
         for turn in trajectory.turns:
             rewards += [0.0] * (len(turn.response_ids) - 1) + [turn.reward]
@@ -365,7 +362,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
     expected = (to_go - to_go.mean()) / to_go.std()
     advantages = update.experience.advantages.double()
     torch.testing.assert_close(advantages, expected, rtol=1e-4, atol=1e-4)
-    assert same(update.gradient, update.plain_gradient())  # the loss has no KL term
+    assert same(update.gradient, update.plain_gradient())
     assert update.metrics["kl_ref"] == pytest.approx(kl.mean().item(), rel=1e-3)
 
 

@@ -49,7 +49,7 @@ def one_rank():
 
 @pytest.fixture
 def target(tmp_path):
-    """A file that no command may change. Tests put links to it into `folder`."""
+    """A file that no command may change."""
     path = tmp_path / "target"
     path.write_text("precious")
     return path
@@ -224,7 +224,7 @@ def test_what_a_run_does_not_open_is_left_alone(folder, target):
     assert (folder / "a.partial").is_dir() and not (folder / "b.partial").exists()
 
 
-LONG = 300 * "a"  # file names have at most 255 bytes
+LONG = 300 * "a"
 
 
 def test_a_name_that_is_too_long_is_one_sentence(folder):
@@ -248,7 +248,7 @@ def test_a_name_that_is_too_long_is_one_sentence(folder):
         ("tools.sft", [*SMALL, "--sft_steps=1", f"--export={LONG}"]),
     ],
 )
-@pytest.mark.slow  # starts other processes
+@pytest.mark.slow
 def test_commands_answer_a_long_name_in_one_sentence(module, arguments, folder):
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -425,7 +425,7 @@ def test_shortened_metrics_are_noticed(folder):
     path = folder / "metrics.jsonl"
     rows = [ROW | {"step": step} for step in (1, 2, 3, 4)]
     write_rows(path, rows)
-    assert read_history(path, 3) == rows[:3]  # iteration 4 has no checkpoint
+    assert read_history(path, 3) == rows[:3]
     assert read_history(path, 0) == []
     sentence = (
         f"{path} must have a row for each iteration up to 3, that of the newest checkpoint; "

@@ -228,7 +228,7 @@ def test_gem_reads_answers_and_keeps_its_limits(fake_gem):
     env = opened("gem:game:Many-v0", max_actions=30)
     assert env.rules() == with_answer_tags(env.rules())
     assert env.rules().startswith("Guess. For example <answer>")
-    assert env.max_actions == 8  # the game's own limit
+    assert env.max_actions == 8
     assert opened("gem:game:Many-v0", max_actions=5).max_actions == 5
     assert "\\boxed{7}" in env.step("7").observation
     for text in ("", "a}\\boxed{b"):
@@ -455,7 +455,7 @@ def test_the_reference_player_of_gymnasium_is_optimal():
         steps = [env.step(action) for action in env.plan(50, 50)]
         assert len(steps) == length
         assert steps[-1].success
-    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0  # from the start, cell 36, go up
+    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0
     with pytest.raises(UserError, match="gymnasium:Blackjack-v1 has no reference player"):
         opened("gymnasium:Blackjack-v1").plan(1, 1)
 
@@ -693,7 +693,6 @@ def test_words_of_gem_need_no_download():
 @pytest.mark.slow
 @needs_rg
 def test_the_answers_of_the_datasets_are_right():
-    """Two tested datasets give no answer."""
     from reasoning_gym.factory import DATASETS
 
     without_solution = []

@@ -9,7 +9,6 @@ from pathlib import Path
 import isolation
 import pytest
 
-# Working in the checkout, a test would find the user's runs in out/.
 WORKS_IN_THE_CHECKOUT = re.compile(r"(?:cwd=|chdir\()\w*\.?ROOT")
 SHOW_VARIABLES = """
 import isolation, os
@@ -24,7 +23,7 @@ print(os.environ["ALFWORLD_DATA"])
 def test_each_test_begins_without_runs(time):
     assert Path.cwd() != isolation.ROOT
     assert Path("train.py").resolve() == isolation.ROOT / "train.py"
-    Path("out").mkdir()  # fails if an earlier test has left it
+    Path("out").mkdir()
 
 
 def test_home_and_settings_of_the_user_are_not_seen(tmp_path):

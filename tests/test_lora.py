@@ -45,8 +45,7 @@ def frozen_weights(module):
 
 @pytest.fixture(scope="module")
 def updated(trained_folder, tmp_path_factory):
-    """A learner after two optimizer steps, its trajectories, and the folder with its checkpoint and
-    policy/."""
+    """A learner after two optimizer steps, its trajectories, and the folder with its checkpoint."""
     folder = tmp_path_factory.mktemp("lora")
     parallel.init_distributed(small_config())
     learner = make_learner(trained_folder, lora_rank=RANK, learning_rate=1e-2, bias=True)

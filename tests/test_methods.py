@@ -35,7 +35,6 @@ def test_doctests(module):
 
 
 def random_batch(seed, *, num_groups=3, group_size=4, num_states=3):
-    """Return a random batch with 1 to 5 turns a trajectory and 1 to 3 tokens a turn."""
     rng = np.random.default_rng(seed)
     turns = rng.integers(1, 6, num_groups * group_size).tolist()
     num_turns = sum(turns)
@@ -89,7 +88,7 @@ def test_shape_by_hand(rewards, success, density, most, expected):
     [
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
-        ([2, 4, 1], False, [-1, 3 / 2]),  # farther away, then nearer
+        ([2, 4, 1], False, [-1, 3 / 2]),
         # A state without a plan counts as distance 4, twice the first.
         ([2, None, None], False, [-1, 0]),
         ([3, None, 1], False, [-1, 5 / 3]),
@@ -175,7 +174,7 @@ def test_equal_states_of_two_groups_are_not_compared():
 
 def slow_gigpo(batch, *, weight, gamma, divide):
     """Return the advantages of equations 3 and 5 to 8 of arXiv 2505.10978, one turn at a time."""
-    steps = []  # (trajectory, turn) of each turn
+    steps = []
     for trajectory, count in enumerate(batch["turns"]):
         steps += [(trajectory, turn) for turn in range(count)]
     reward = dict(zip(steps, batch["rewards"].tolist(), strict=True))
@@ -231,7 +230,6 @@ def test_gigpo_is_for_some_estimators(estimator):
 
 
 def play(env, *replies, **changes):
-    """Return the trajectory of these replies in the first evaluation instance."""
     config = small_config(env=env, max_turns=len(replies), **changes)
     episode = rollout.Rollout(rollout.make_episode(config, env), (0,))
     episode.reset("eval")
@@ -561,7 +559,7 @@ def test_a_group_of_one_cannot_wait_for_variance():
 
 
 def made_up(*num_actions, start=1):
-    """Return a trajectory whose turns have these numbers of actions, and 1, 2, ... reply tokens."""
+    """Return a trajectory with these numbers of actions and 1, 2, ... reply tokens in its turns."""
     turns = []
     for index, count in enumerate(num_actions):
         record = TurnRecord([], num_actions=count)
@@ -611,7 +609,6 @@ def test_echo_by_hand():
 
 @pytest.fixture(scope="module")
 def played(trained_folder):
-    """A learner with GRPO, the trajectories that its filter keeps, and their experience."""
     import parallel
 
     parallel.init_distributed(small_config())
@@ -654,7 +651,6 @@ def test_gspo_is_ppo_in_the_first_step(played, segment):
 
 @pytest.mark.parametrize("changes", [dict(sequence_ratio=True), dict(tv_bound=1.0)])
 def test_the_ratio_and_the_clip_reach_the_loss(played, changes):
-    """The changed old log-probs put many ratios outside the clip range."""
     learner, kept, experience = played
     noise = 0.5 * torch.randn(
         len(experience.advantages), generator=torch.Generator().manual_seed(0)

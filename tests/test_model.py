@@ -55,7 +55,6 @@ SHARED = PackedBatch(
 
 
 def saved_reference(built, folder, attention):
-    """Save model `built`, and return it as plain transformers loads it."""
     built.save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation=attention, dtype=torch.float32
@@ -175,7 +174,6 @@ def test_order_of_the_pack_does_not_matter(random_model):
 
 
 def test_shared_prompts_equal_repeated_ones(random_model):
-    # Tokens 1 2 3 begin all three sequences, 4 5 follow in two; 8, 9, 11 and 13 count as sampled.
     repeated = packed(
         [
             ([1, 2, 3, 4, 5, 7, 8, 9], [6, 7]),
@@ -240,8 +238,8 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
         tokens[3] = 500
         after, _ = Policy(random_model)(packed([(tokens, sampled)]), 1.0)
     # Row i has the log-prob of token i + 1, because token 0 is not sampled. Token 3 has changed.
-    close(after[:2], before[:2], 1e-6)  # tokens 1 and 2
-    assert (after - before)[2:].abs().min() > 1e-3  # tokens 3, 4 and 5
+    close(after[:2], before[:2], 1e-6)
+    assert (after - before)[2:].abs().min() > 1e-3
 
 
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
@@ -281,8 +279,8 @@ def torch_211(
     scale=None,
     window_size=(-1, -1),
 ):
-    assert window_size == (-1, 0)  # causal
-    assert query.shape[1] == key.shape[1] == value.shape[1]  # as many key heads as query heads
+    assert window_size == (-1, 0)
+    assert query.shape[1] == key.shape[1] == value.shape[1]
     return slow_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale)
 
 
@@ -530,7 +528,6 @@ def test_value_loss_reaches_the_head_from_the_start(random_model):
 def test_saved_model_loads_in_plain_transformers(random_model, tokenizer, tmp_path):
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    # Other programs do not know our attention, "layout".
     assert '"layout"' not in (tmp_path / "config.json").read_text()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     loaded_tokenizer = AutoTokenizer.from_pretrained(tmp_path)

@@ -83,7 +83,7 @@ def random_trajectories(chat, vocab_size):
     played = []
     for length in (3, 9, 14, 6):
         ids = torch.randint(vocab_size, (2, length), generator=generator)
-        ids[0, 1] = chat.end  # an end mark inside of a response, and at its end
+        ids[0, 1] = chat.end
         ids[0, -1] = chat.end
         ids[1, 0] = vocab_size - 1
         played.append(two_turns(chat, *ids.tolist()))
@@ -134,10 +134,9 @@ def test_the_packed_forward_is_that_of_hugging_face(folders, name):
 
 
 def test_what_makes_a_family_special_changes_its_log_probs(folders):
-    """Qwen3 gets other norms of queries; SmolLM3 gets positions in all layers."""
     network, tokenizer = load_model(str(folders["qwen3"]))
     attention = network.model.layers[0].self_attn
-    assert attention.q_proj.weight.shape == (4 * 32, 64)  # wider than the hidden size
+    assert attention.q_proj.weight.shape == (4 * 32, 64)
     batch = pack(random_trajectories(Chat(tokenizer), network.config.vocab_size))
     policy = Policy(network)
     with torch.no_grad():
@@ -226,7 +225,6 @@ def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monke
 
 @each_family
 def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
-    """Whole dialogues make the engine reuse its KV cache."""
     network, tokenizer = load_model(str(folders[name]))
     config = small_config(max_context_tokens=1024)
     chat = Chat(tokenizer)
@@ -240,7 +238,7 @@ def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
     found = torch.tensor([logprob for t in played for logprob in t.rollout_logprobs])
     assert len(found) == len(sampled) > 100
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    if FAMILIES[name].unused:  # ids without a token decode to no text
+    if FAMILIES[name].unused:
         assert max(sampled) >= len(tokenizer)
         assert tokenizer.decode([max(sampled)]) == ""
 
@@ -368,7 +366,6 @@ def messages(system, dialogue):
 
 
 def chat_ids(chat, system, dialogue):
-    """Return the ids that a policy sees before its last reply, if each reply has an end token."""
     ids = chat.opening(system, dialogue[0][0])
     for (_, reply), (user, _) in zip(dialogue, dialogue[1:], strict=False):
         ids += [*chat.encode(reply), chat.end, *chat.following(user, closed=True)]
@@ -410,7 +407,7 @@ def test_the_template_of_qwen3_drops_thoughts_and_the_chat_keeps_them(folders, n
     dropped = template_ids(tokenizer, THINKING, DIALOGUE)
     assert dropped == chat_ids(chat, THINKING, without_thoughts(DIALOGUE))
     (thought,) = chat.encode("<think>")
-    assert found.count(thought) == dropped.count(thought) + 1 == 2  # one is in THINKING
+    assert found.count(thought) == dropped.count(thought) + 1 == 2
     assert "Go up." in tokenizer.decode(found) and "Go up." not in tokenizer.decode(dropped)
     # The template switches thinking off with an empty thought, which our Chat never writes.
     silent = template_ids(tokenizer, SYSTEM, DIALOGUE[:1], enable_thinking=False)
@@ -421,7 +418,7 @@ def test_the_template_of_qwen3_drops_thoughts_and_the_chat_keeps_them(folders, n
 def test_the_template_of_smollm3_writes_metadata_and_the_chat_does_not(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["smollm3"])
     chat = Chat(tokenizer)
-    plain_rules = f"{SYSTEM} /system_override"  # switches the metadata off
+    plain_rules = f"{SYSTEM} /system_override"
     found = chat_ids(chat, SYSTEM, DIALOGUE)
     assert found == template_ids(tokenizer, plain_rules, DIALOGUE)
     with_metadata = tokenizer.decode(template_ids(tokenizer, SYSTEM, DIALOGUE))
@@ -534,7 +531,7 @@ def test_other_families_are_refused_by_name(kind):
 
 @pytest.mark.parametrize("missing", [IM_START, IM_END])
 def test_a_tokenizer_without_chatml(missing):
-    family = FAMILIES["smollm2"]  # it has a token for unknown text
+    family = FAMILIES["smollm2"]
     FAMILIES["other"] = family._replace(
         special=tuple(token for token in family.special if token != missing),
         roles=dict(unk_token="<|endoftext|>"),
@@ -577,7 +574,7 @@ def test_two_iterations_an_evaluation_and_an_export(folders, name, tmp_path):
     played = random_trajectories(chat, network.config.vocab_size)
     with torch.no_grad():
         found, _ = Policy(network)(pack(played), 1.0)
-    expected = logprobs_of_folder(tmp_path / "out/policy", played)  # in plain transformers
+    expected = logprobs_of_folder(tmp_path / "out/policy", played)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert (expected - logprobs_of_folder(folders[name], played)).abs().max() > 0.05
 
@@ -644,7 +641,6 @@ def rows_with_vllm(folders, tmp_path_factory):
 @needs_vllm
 @pytest.mark.parametrize("name", ["smollm2", "smollm3", "qwen3_untied"])
 def test_vllm_has_the_log_probs_of_the_trainer(rows_with_vllm, name):
-    """The optimizer steps change log-probs by far more than the tolerance."""
     rows = rows_with_vllm[name]
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:

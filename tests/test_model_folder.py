@@ -1,5 +1,4 @@
-"""Tests of hostile and damaged model folders: most are refused in one sentence, and none runs
-code."""
+"""Tests of hostile and damaged model folders: most are refused, and none runs code."""
 
 from configurator import UserError
 
@@ -30,7 +29,6 @@ def folder(tmp_path):
 
 
 def refusal(folder):
-    """Return the error that refuses `folder`, without the name at its start."""
     with pytest.raises(UserError) as error:
         load_model(str(folder))
     text = str(error.value)
@@ -40,7 +38,6 @@ def refusal(folder):
 
 
 def edit(path, changes):
-    """Change keys of a JSON file. The value None removes a key."""
     content = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 

@@ -159,7 +159,7 @@ def test_samples_are_uniform_over_trajectories_and_turns():
     assert sum(counts) == 900
     assert abs(counts[0] - 450) < 45 and all(abs(count - 150) < 35 for count in counts[1:])
     samples = sample_thoughts(found, 9, np.random.default_rng(0))
-    assert a in samples.sampled and len(samples.sampled) == 2  # no trajectory twice
+    assert a in samples.sampled and len(samples.sampled) == 2
     assert samples == sample_thoughts(found, 9, np.random.default_rng(0))
 
 
@@ -184,7 +184,7 @@ def test_two_by_two_by_hand():
     expected = {"pairs": 2, "mi_bound": math.log(2)}
     for ending, (matched, marginal) in (("", per_token), ("_seq", per_thought)):
         mi = (sum(matched) - sum(marginal)) / 2
-        std = abs(marginal[0] - marginal[1]) / 2  # standard deviation of two numbers
+        std = abs(marginal[0] - marginal[1]) / 2
         expected[f"conditional_entropy{ending}"] = -sum(matched) / 2
         expected[f"marginal_entropy{ending}"] = -sum(marginal) / 2
         expected[f"mi{ending}"] = mi
@@ -281,7 +281,7 @@ class PromptBlindPolicy(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def played(chat):
-    """Six demonstrations, two on each of three boards. Two on one board share a first prompt."""
+    """Six demonstrations, two on each of three boards."""
     return [demonstration(CONFIG, chat, i // 2) for i in range(6)]
 
 

@@ -1,7 +1,4 @@
-"""Tests that a run first names its settings without effect, and that these change no weight.
-
-Other commands name the given settings that they do not use.
-"""
+"""Tests that commands name settings without effect, and that these settings change no weight."""
 
 from configurator import FIELD_TYPES, Config, SftConfig, UserError, load_config
 
@@ -39,7 +36,7 @@ KEEPS_ALL = "filter_keep is 1, which keeps all groups"
 IN_ANY_CASE = "so the trainer computes them in any case"
 THINK_OFF = "think is False, so replies have no thoughts"
 
-# (settings, the setting that has no effect, another value of it, why)
+# (settings, setting without effect, another value of it, reason)
 INERT = [
     (ONE, "clip_low", 0.5, STEP),
     (ONE, "clip_high", 0.01, STEP),
@@ -152,8 +149,6 @@ def test_the_line_names_the_setting_and_the_reason(case):
 
 @pytest.fixture(scope="module")
 def weights_after(trained_folder):
-    """A function from settings to {name: weight} of policy and critic after one iteration."""
-
     @lru_cache
     def after(changes):
         import parallel
@@ -197,7 +192,7 @@ def test_a_second_normalisation_changes_no_advantage(case, trained_folder, one_r
     torch.testing.assert_close(*advantages, rtol=1e-4, atol=1e-4)
 
 
-# (settings, setting, value) in which a setting of the tables above has an effect
+# (settings, setting, value) for which a setting of the tables above has an effect
 ACTIVE = [
     (TWO_GRPO, "clip_high", 1e-4),
     (TWO_GRPO, "clip_low", 0.001),
@@ -214,7 +209,7 @@ ACTIVE = [
 
 
 def sharp(settings):
-    """Return the settings with high learning rates, so that clipping acts in the second step."""
+    """High learning rates make clipping act in the second step."""
     return {**settings, "learning_rate": 1e-3, "critic_lr": 1e-2}
 
 

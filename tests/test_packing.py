@@ -18,7 +18,6 @@ class Sequence:
 
 
 def sequence(*turns):
-    """Return a Sequence of turns, which are pairs (prompt, response)."""
     ids = []
     response_mask = []
     for prompt, response in turns:
@@ -71,7 +70,6 @@ def test_micro_batches_keep_equal_prompts_together_and_count_them_once():
     # A sequence has 10 + 1 tokens. Each repeat of a prompt adds only 2: the last prompt token and
     # the response.
     sequences = with_prompts(a, b, a, b, a)
-    # Sequences 0, 2, 4 and 1 have 11 + 2 + 2 + 11 = 26 tokens, or 28 with sequence 3.
     assert micro_batches(sequences, 26) == [[0, 2, 4, 1], [3]]
     assert micro_batches(sequences, 25) == [[0, 2, 4], [1, 3]]
     assert micro_batches([], 10) == []

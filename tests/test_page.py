@@ -1,7 +1,5 @@
-"""Tests, in a browser, of the page that tools/view.py writes.
-
-Without a browser for playwright, the tests are skipped.
-"""
+"""Tests, in a browser, of the page that tools/view.py writes. Without a browser they are
+skipped."""
 
 import json
 import re
@@ -22,8 +20,6 @@ ARMS = "Turn 1 of 1, 1 action left.\nArms: Right, Dragon"
 
 
 def lake_group():
-    """Return two members of a group: a win with an invalid reply and a slip, and a loss with the
-    text HOSTILE."""
     tokens = ["<think>", "\ufffd", "<|im_end|>"]
     invalid = turn_record(START, "Go right.", ["Right", "Jump"], -0.1, tokens, [0.0, 1.5, 3.004])
     invalid |= {"format_ok": False, "moves": ["Right", ""], "faults": ['Unknown action: "Jump".']}
@@ -53,8 +49,8 @@ def write_run(folder, trained, successes, started=()):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with the runs `a` and `b`. `a` has a bandit game before RL, the games of lake_group
-    and a Sokoban game; `b` has a game on the same lake and a game in the same room."""
+    """`a` has a bandit game before RL, the games of lake_group and a Sokoban game. `b` has a game
+    on the same lake and a game in the same room."""
     folder = tmp_path_factory.mktemp("runs")
     text = turn_record(ARMS, "The dragon.", ["Right"], 0.5, ["x"] * 5, [2.0] * 5)
     push = turn_record(
@@ -79,8 +75,8 @@ def tab(browser):
 
 @pytest.fixture
 def open_page(tab):
-    """A function that opens a page. After the test, the fixture checks that pages logged nothing
-    and requested no other file."""
+    """A function that opens a page. The fixture checks that pages logged nothing and requested no
+    file."""
     opened, requested, errors = {"about:blank"}, set(), []
     listeners = {
         "request": lambda request: requested.add(request.url.partition("#")[0]),
@@ -116,7 +112,6 @@ def page(open_page, html):
 
 @pytest.fixture
 def games(tmp_path):
-    """The page of a file by eval.py --jsonl, with two lost games and a false statement in each."""
     turn = turn_record(START, "Goal up. I go.", ["Down"], 0.0, ["a"], [0.5])
     turn |= {"statements_checked": 1, "statements_true": 0, "out_of_actions": False}
     turn |= {"false_statements": {"Goal up.": HOSTILE}, "why_lost": "fell into a hole at (2,1)"}
@@ -323,7 +318,7 @@ def test_filters_leave_what_fits(page):
     page.select_option("#outcome", "lost")
     assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
     page.select_option("#outcome", "")
-    assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]  # still selected
+    assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
     page.select_option("#iteration", "")
     page.select_option("#environment", ROOM)
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
@@ -336,7 +331,7 @@ def test_filters_leave_what_fits(page):
     }
     page.select_option("#replies", "a slip")
     assert rows_of(page) == [LAKE_GROUP]
-    assert page.locator(".turns .selected").text_content().startswith("turn 2")  # has the slip
+    assert page.locator(".turns .selected").text_content().startswith("turn 2")
     page.select_option("#replies", "")
     page.select_option("#training", "dropped by the filter")
     assert rows_of(page) == ["iteration 3, group 0"]
@@ -355,7 +350,7 @@ def test_search_finds_thoughts_and_answers(page):
     assert texts_of(page, "#count") == ["no trajectory fits; change the search or the filters"]
     page.fill("#search", "")
     assert len(rows_of(page)) == 4
-    page.keyboard.press("ArrowRight")  # moves the cursor in the text, not the turn
+    page.keyboard.press("ArrowRight")  # moves the cursor in the text
     assert page.locator(".turns .selected").text_content().startswith("turn 1")
 
 
@@ -436,7 +431,7 @@ def click_iteration(page, step):
 
 
 def test_a_click_on_the_curve_opens_its_trajectories(page):
-    assert page.locator("#strip .stage").count() == 3  # before RL, iterations 1 and 3
+    assert page.locator("#strip .stage").count() == 3
     tip = click_iteration(page, 3)
     assert tip == "iteration 3: 60 % · a click opens iteration 3"
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
@@ -585,7 +580,7 @@ def test_the_page_is_loaded_again_and_keeps_its_place(runs, open_page, tmp_path,
     again = [{**row, "member": 2 + i} for i, row in enumerate(lake_group())]
     with (folder / "trajectories.jsonl").open("a") as file:
         file.write(to_lines(again))
-    view.write_page([folder], path)  # the run is over, so the page is not loaded again
+    view.write_page([folder], path)
     page.locator("#count", has_text="4 of 5 trajectories").wait_for()
     assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
     assert page.input_value("#iteration") == "iteration 1"

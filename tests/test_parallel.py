@@ -122,8 +122,7 @@ def assert_close(rows, expected):
 
 @pytest.fixture(scope="module")
 def one_process(trained_folder, tmp_path_factory):
-    """A run of three iterations in one process: metrics, arguments of train.py, and text of
-    scores.md."""
+    """A run of three iterations in one process."""
     folder = tmp_path_factory.mktemp("one")
     changes = dict(model=str(trained_folder), num_iterations=3, num_groups=4)
     arguments = ["train.py", small_settings(folder / "small.py", **changes)]
@@ -167,7 +166,6 @@ def start_node(command, start):
 
 
 def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
-    """Losses differ by less than 1e-5, and both runs draw the same instances."""
     arguments = ["tests/resize.py", str(trained_folder), str(tmp_path)]
     done = run_alone(arguments, trained_folder)
     assert done.returncode == 0 and "losses differ by " in done.stdout, done.stderr[-3000:]
@@ -276,7 +274,7 @@ def test_the_qwen_path(tmp_path):
         # The log-probs agree, so vLLM samples from softmax(logits / T), without the top_k and the
         # repetition penalty of the model's folder.
         assert row["kept_groups"] == 1 and row["grad_norm"] > 0 and row["logprob_diff_max"] < 1e-4
-        assert row["valid_frac"] > 0.3  # replies are parsed though a tag has several tokens
+        assert row["valid_frac"] > 0.3
     assert "after RL" in (tmp_path / "out" / "scores.md").read_text()
     played = (tmp_path / "out" / "trajectories.jsonl").read_text()
     assert "You are Qwen" not in played and "<think>" in played
@@ -312,7 +310,6 @@ def kill_rank_1(node):
 
 
 def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
-    """torchrun restarts all ranks after the first kill and gives up after the second."""
     changes = dict(num_iterations=10_000, eval_every=0, save_every=1)
     settings = small_settings(tmp_path / "small.py", model=str(trained_folder), **changes)
     launcher = [*TORCHRUN, *TWO_RANKS, "--max-restarts=1"]

@@ -98,10 +98,7 @@ def test_the_band_is_open_where_a_seed_has_no_evaluation():
 
 
 def test_players_are_labelled_lines():
-    """The optimal player solves three of four prompts, and the random player none.
-
-    The greedy player is left out: it needs ten turns, and the policy has two.
-    """
+    """The greedy player is left out: it needs ten turns, and the policy has two."""
     axes = Canvas().subplots()
     labels = plots.draw_shared_players(axes, {"lake_ppo": ROWS, "lake_grpo": ROWS[:1]})
     assert [height[0] for _, height in lines_of(axes)] == [75, 0]
@@ -171,7 +168,6 @@ def drawn(monkeypatch):
 
 
 def write_run(folder, rates, scores=None, **settings):
-    """Write a run with success `rates` at iterations 2, 4, ... Return its folder."""
     save_config(Config(eval_size=10, out_dir=str(folder), **settings), {}, folder)
     lines = []
     for i, rate in enumerate(rates, 1):
@@ -224,7 +220,6 @@ def test_long_names_are_in_a_legend_below(tmp_path, drawn):
 def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     games = {"start": [0] * 10, "after RL": [1] * 10, "optimal, 5 a turn": [1, 0] * 5}
     scores = {"frozenlake": games, "bandit": games}
-    # In matplotlib $ begins a formula, and a first _ hides a label.
     run = write_run(tmp_path / "_a$x$", [0.5, 1.0], scores)
     view_curves.draw_curves([run], tmp_path / "curves.png")
     (axes,) = drawn

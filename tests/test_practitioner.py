@@ -65,7 +65,7 @@ from train import build_experience
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"(\w+): (test_\w+)", __doc__)
-OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))  # keywords of rollout.collect
+OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))
 
 
 def test_the_tests_of_the_table_are_there():
@@ -149,7 +149,6 @@ def test_every_recipe_of_groups_has_groups(path):
 
 @pytest.mark.parametrize("name", ["quest_ppo", "household_ppo"])
 def test_a_demonstration_holds_every_turn(name, chat):
-    """The replies, decoded from the trained tokens, solve the task from the same start."""
     config = load_config([config_file(name)], kind=SftConfig)[0]
     config = replace(config, max_context_tokens=16384, sft_actions=1)
     limits = dict(observation=config.observation, max_actions=config.actions_per_traj)

@@ -26,13 +26,13 @@ def test_a_product_of_float32_is_the_usual_one():
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_quarter_of_a_step_moves_a_quarter_of_the_numbers(dtype, sign):
-    step = torch.finfo(dtype).eps  # the distance of neighbouring numbers between 1 and 2
+    step = torch.finfo(dtype).eps
     values = torch.full((100_000,), sign * (1 + step / 4))
     rounded = round_at_random(values, dtype, 3).float()
     assert rounded.unique().tolist() == sorted([sign, sign * (1 + step)])
     share = (rounded != sign).float().mean()
     assert share == pytest.approx(0.25, abs=0.01)  # 0.01 is 7 standard deviations
-    assert torch.equal(values.to(dtype).float().abs(), torch.ones(100_000))  # round to nearest
+    assert torch.equal(values.to(dtype).float().abs(), torch.ones(100_000))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -60,7 +60,6 @@ def test_printable_leaves_nothing_that_a_terminal_obeys():
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_terminal_may_have_few_characters(encoding):
-    """The encoding may lack Sokoban's box and goal, or the characters that the user types."""
     done = subprocess.run(
         [sys.executable, "-m", "tools.play", "sokoban", "--seed=3"],
         env=os.environ | {"PYTHONIOENCODING": encoding},

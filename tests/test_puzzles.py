@@ -26,7 +26,7 @@ LOOKS = {
 
 
 def sticker_places():
-    """Return (corner, outward direction) of each of the 24 stickers, as integer vectors."""
+    """Return (corner, outward direction) of each of the 24 stickers."""
     places = []
     for face in rubik.FACES:
         out, right, down = map(np.array, LOOKS[face])
@@ -169,8 +169,8 @@ def test_puzzles_have_one_solution(empty):
 def test_sudoku_by_hand():
     env = opened("12_4 34__ 2_43 4321")
     assert env.observe() == "12_4\n34__\n2_43\n4321"
-    # Cell 1 3 (row, column) is 3: row 1 has 1, 2, 4. Cell 2 3 is 1: column 3 has 4, 2, and row 2
-    # has 3. Cell 2 4 is 2, and cell 3 2 is 1.
+    # Cell 1 3 (row, column) is 3, because row 1 has 1, 2, 4. Cell 2 3 is 1: column 3 has 4, 2, and
+    # row 2 has 3. Then cell 2 4 is 2, and cell 3 2 is 1.
     assert env.statements() == ["Next 1 3 3, 2 3 1, 2 4 2.", "Clash none."]
     assert env.plan(9, 9) == ["1 3 3", "2 3 1", "2 4 2", "3 2 1"]
     wrong = env.step("3,2,2")
@@ -179,7 +179,7 @@ def test_sudoku_by_hand():
     assert env.plan(1, 9) == ["3 2 1"]
     assert not env.step("3 2 2").effective
     for action in ("1 1 2", "5 1 1", "1 3 5", "1 3", "133", "1 3 3 1", "a b c"):
-        assert not env.step(action).valid  # cell 1 1 is given; the others are no actions
+        assert not env.step(action).valid
     for action in ("3 2 1", "1 3 3", "2 3 1"):
         assert not env.step(action).terminated
     last = env.step("2 4 2")

@@ -1,5 +1,4 @@
-"""Tests of quoted paths, which may hold characters that separate environments, options or
-models."""
+"""Tests of quoted paths, whose characters may separate environments, options or models."""
 
 from configurator import UserError
 

@@ -78,7 +78,7 @@ def command_words(text):
     """Return the words from the first that is in STARTS on, or [] if the text is no command."""
     words = []
     for word in re.findall(r'--\w+="[^"]*"|\S+', text.replace('ARGS="', "ARGS= ")):
-        is_quoted = word.startswith("--") and '="' in word  # such as --only="frozenlake GAE"
+        is_quoted = word.startswith("--") and '="' in word
         words.append(word.replace('"', "") if is_quoted else word)
     places = [i for i, word in enumerate(words) if word in STARTS]
     if not places:
@@ -152,7 +152,7 @@ def test_commands_parse(line, monkeypatch):
         load_config(arguments[len(runs) :], extra=extra)
     if script == "studies.speed.bench":
         bench = importlib.import_module(script)
-        monkeypatch.setattr(bench, "find_model", lambda name: name)  # out/smollm2 may be missing
+        monkeypatch.setattr(bench, "find_model", lambda name: name)
         bench.read_arguments(arguments)
     if script == "studies.reproduce":
         reproduce.read_options(arguments)
@@ -190,7 +190,6 @@ def test_there_are_commands():
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """A folder with the files that commands name and those that earlier commands wrote."""
     folder = tmp_path_factory.mktemp("desk")
     for name in ("config", "docs", "examples", "worlds"):
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)

@@ -49,7 +49,6 @@ MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.2}
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """The folder of the runs is removed after the tests, because a checkpoint has 1.6 GB."""
     folder = tmp_path_factory.mktemp("real_model")
     yield folder
     shutil.rmtree(folder)
@@ -130,7 +129,7 @@ def test_a_run_trains_and_its_engine_agrees(whole):
 def test_a_killed_run_continues_bit_by_bit(whole, desk):
     cut = desk / "cut"
     process = start(arguments_of(cut))
-    while not (cut / "checkpoint-000001").is_dir():  # a folder gets this name when complete
+    while not (cut / "checkpoint-000001").is_dir():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -149,7 +148,7 @@ def test_eval_scores_the_policy_as_the_run_did(whole, desk):
     for game, expected in zip(
         read_lines(desk / "games.jsonl"), read_lines(whole / "eval_final.jsonl"), strict=True
     ):
-        del game["policy"], expected["policy"]  # the policy has different names in the two files
+        del game["policy"], expected["policy"]
         assert game == expected
 
 

@@ -121,7 +121,7 @@ def test_a_failure_is_told_by_what_ended_it():
     assert why_ended("failure", {"out_of_actions": True}) == "its last action was used"
     assert why_ended("failure", {"out_of_actions": False}) == "the game was lost"
     old = "the game ended, or its last action was used, without a success"
-    assert why_ended("failure", {}) == old  # old records lack the cause
+    assert why_ended("failure", {}) == old
     hole = {"out_of_actions": False, "why_lost": "fell into a hole at (2,3)\x1b"}
     assert why_ended("failure", hole) == r"fell into a hole at (2,3)\x1b"
     assert why_ended("success", hole) == ""

@@ -49,8 +49,7 @@ def one_rank():
 
 @pytest.fixture(scope="module")
 def whole(trained_folder, tmp_path_factory):
-    """A run of three iterations without a fault, evaluated and saved each time. Returns: folder,
-    rows."""
+    """A run of three iterations without a fault, evaluated and saved each time."""
     out_dir = tmp_path_factory.mktemp("whole") / "out"
     parallel.init_distributed(small_config())
     return out_dir, run(out_dir, trained_folder, num_iterations=3, **EACH)
@@ -85,7 +84,7 @@ def test_the_files_of_a_run(whole):
 
 @pytest.mark.slow
 def test_best_is_the_first_of_the_best_evaluations(trained_folder, tmp_path, monkeypatch):
-    successes = iter([0.0, 0.5, 0.25, 0.5, 0.5])  # of the start, then of four iterations
+    successes = iter([0.0, 0.5, 0.25, 0.5, 0.5])
     exported = []
     first_results = []
     evaluate_all = train.evaluate_all
@@ -353,7 +352,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
     monkeypatch.setattr(train, "select_groups", spy_on_filter)
     monkeypatch.setattr(train, "build_experience", spy_on_advantages)
     (row,) = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
-    assert kept_fractions == [4 / 12]  # the filter saw 3 groups of 4 and kept one
+    assert kept_fractions == [4 / 12]
     # the filter keeps half of three groups, rounded down
     assert row["error_frac"] == 1 / 16 and row["kept_trajectories"] == 4
     assert len(filtered) == 12 and all(played.status != "error" for played in filtered)
@@ -411,7 +410,7 @@ def test_an_engine_that_dies_is_one_sentence(error, said):
     def step():
         raise error
 
-    engine = VLLMEngine.__new__(VLLMEngine)  # __init__ would need vLLM
+    engine = VLLMEngine.__new__(VLLMEngine)
     engine.num_steps = 0
     engine.engine = SimpleNamespace(step=step)
     with pytest.raises(UserError) as raised:

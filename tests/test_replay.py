@@ -1,5 +1,4 @@
-"""Tests of tools/replay.py: games are played again from their records, and differences are
-found."""
+"""Tests of tools/replay.py: games are played again from records, and differences are found."""
 
 from configurator import UserError
 
@@ -41,9 +40,7 @@ def test_a_record_that_went_otherwise_is_found(tmp_path):
     message = "1 of the trajectories of .+ differ from their records, the first: prompt 1 of "
     with pytest.raises(ValueError, match=message):
         replay.main([*LAKE, f"--record={lines}"])
-    with pytest.raises(
-        ValueError, match="3 of the trajectories of"
-    ):  # held-out instances are other games
+    with pytest.raises(ValueError, match="3 of the trajectories of"):
         replay.main([*LAKE, f"--record={lines}", "--eval_split=heldout"])
 
 

@@ -50,8 +50,7 @@ def play(model, chat, config, starts=STARTS, **options):
 
 
 def pairs_with_logits(model, folder, trajectories):
-    """Return (trajectory, logits of the Hugging Face model (tokens, vocabulary)) for each
-    trajectory."""
+    """Return (trajectory, logits of the Hugging Face model) for each trajectory."""
     model.save_pretrained(folder)
     load = AutoModelForCausalLM.from_pretrained
     reference = load(folder, attn_implementation="sdpa", dtype=torch.float32)
@@ -64,7 +63,6 @@ def pairs_with_logits(model, folder, trajectories):
 
 
 def sampled_logprobs(trajectory, logits):
-    """Return the log-probs of the sampled tokens, given the logits of all tokens."""
     chosen = torch.tensor(trajectory.ids)[1:, None]
     logprobs = logits.log_softmax(-1)[:-1].gather(1, chosen)[:, 0]
     return logprobs[torch.tensor(trajectory.response_mask)[1:]]
@@ -330,7 +328,6 @@ def encode_reply(chat, actions):
 
 
 def assert_rewards(trajectory, *parts):
-    """Check that the reward of each turn is the sum of its numbers in `parts`."""
     expected = [sum(of_turn) for of_turn in zip(*parts, strict=True)]
     assert [turn.reward for turn in trajectory.turns] == pytest.approx(expected, abs=1e-12)
 
@@ -437,7 +434,6 @@ def test_prompts_equal_the_chat_template(chat):
 
 @pytest.mark.parametrize("real_marks", [False, True])
 def test_an_echoed_action_forges_no_role(chat, real_marks):
-    """The next prompt repeats the unknown action, and marks in it must become plain text."""
     config = small_config(max_response_tokens=40)
     marks = [chat.start] if real_marks else chat.encode("<|im_start|>")
     rest = chat.encode("user || <|im_end|> || <|im_end|>\n<|im_sta</answer>")
@@ -496,7 +492,7 @@ def test_a_shared_prompt_is_prefilled_once(random_model, chat):
     engine = make_engine(small_config(), random_model, chat)
     boards = ("Board one.", "Another board, number two.")
     prompts = [chat.opening("Rules.", board) for board in boards]
-    for key in range(10):  # 2 prompts x 5 members, mixed
+    for key in range(10):
         engine.add(key, prompts[key % 2], max_tokens=4, temperature=1.0, seed=(0, key))
     assert engine.step() == []
     # Prefill leaves out the last token of a prompt.
@@ -531,7 +527,7 @@ def test_context_limit_ends_a_trajectory(random_model, chat):
         return t.status, [len(turn.response_ids) for turn in t.turns]
 
     assert limited(opening + n) == ("out_of_tokens", [n])
-    assert limited(opening + n + following) == ("out_of_tokens", [n])  # no room for a single token
+    assert limited(opening + n + following) == ("out_of_tokens", [n])
     assert limited(opening + n + following + 1) == ("out_of_tokens", [n, 1])
     assert limited(opening + n + following + 7) == ("out_of_tokens", [n, 7])
     short = replace(config, max_context_tokens=opening)
@@ -552,8 +548,8 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
     config = small_config()
     expected = play(trained_model, chat, config)
     spy = Spy(make_engine(config, trained_model, chat))
-    sleeping = [0]  # how many environments sleep now
-    busy_steps = []  # number asleep at each step of the engine
+    sleeping = [0]
+    busy_steps = []
     engine_step = spy.step
     env_step = dialogue.Episode.step
 
@@ -581,7 +577,7 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
     monkeypatch.setattr(rollout, "make_episode", every_second)
     assert_same(expected, collect(spy, chat, config, STARTS, **OPTIONS))
     assert max(busy_steps) > 1
-    assert sum(count > 0 for count in busy_steps) > 5  # the engine decodes while they sleep
+    assert sum(count > 0 for count in busy_steps) > 5
 
 
 def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
@@ -649,7 +645,6 @@ def test_the_cache_has_the_rows_that_are_asked_for(trained_model, chat, capsys):
 
 
 def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
-    """A trajectory has the same tokens alone and if others join it after its first token."""
     found = []
     for others in (0, 5):
         engine = make_engine(small_config(), trained_model, chat)
@@ -668,7 +663,7 @@ def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
 
 
 def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, monkeypatch, capsys):
-    """Half of the free memory holds five rows, so the other trajectories wait."""
+    """Half of the free memory holds five rows."""
     config = small_config(max_turns=2)
     expected = play(trained_model, chat, config)
     assert capsys.readouterr().out == ""
@@ -775,7 +770,7 @@ def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, ran
     assert_same(collect(engine, chat, config, STARTS, **OPTIONS), play(random_model, chat, config))
     with torch.no_grad():
         for p in random_model.parameters():
-            p.zero_()  # the engine has its own copy
+            p.zero_()
     assert collect(engine, chat, config, STARTS, **OPTIONS)[0].ids != first[0].ids
     engine.add(0, chat.opening("a", "b"), max_tokens=2, temperature=1.0, seed=(0,))
     with pytest.raises(AssertionError, match="while a trajectory is under way"):

@@ -70,7 +70,7 @@ def test_a_run_continues_with_its_settings_only(tmp_path):
     config = Config(out_dir=str(tmp_path))
     check_out_dir(config)  # an empty folder
     save_config(config, {}, tmp_path)
-    check_out_dir(replace(config, num_iterations=7, grace_s=5.0))  # these may change
+    check_out_dir(replace(config, num_iterations=7, grace_s=5.0))
     other = replace(config, gamma=0.5, seed=3)
     sentence = (
         f"out_dir={str(tmp_path)!r} holds a run with other settings "
@@ -92,7 +92,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     for name in (
         "lock",
         "config.json.0123456789abcdef.partial",
-    ):  # a run may end before its first file
+    ):
         (tmp_path / name).write_text("")
     check_out_dir(config)
     (tmp_path / "notes.txt").write_text("")

@@ -1,5 +1,4 @@
-"""Tests of worlds/sandbox.py with hostile programs, and of worlds/swe.py with a small
-repository."""
+"""Tests of worlds/sandbox.py with hostile programs, and of worlds/swe.py with a small project."""
 
 from configurator import UserError
 
@@ -146,8 +145,7 @@ def commands_that_run():
 
 
 def check_no_sleep_runs():
-    """Check that no `sleep 54321` runs. Wait, because a killed one may still be listed for a
-    moment."""
+    """Wait until no `sleep 54321` runs: a killed process may still be listed for a moment."""
     for _ in range(600):
         running = [line for line in commands_that_run() if "sleep 54321" in line]
         if not running:
@@ -429,16 +427,14 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
 @pytest.mark.parametrize(
     "commands, ratio",
     [
-        ([FIX_ADD], 0.5),  # fixes one of two failing tests
+        ([FIX_ADD], 0.5),
         pytest.param([], 0.0, marks=pytest.mark.slow),
         pytest.param([FIX_ADD, FIX_MUL], 1.0, marks=pytest.mark.slow),
-        # 2 of 3 tests pass, as after one fix
         pytest.param([FIX_ADD, FIX_MUL, BREAK_SAME], 0.5, marks=pytest.mark.slow),
         pytest.param([BREAK_SAME], 0.0, marks=pytest.mark.slow),
         # submit restores the tests
         pytest.param([OWN_TESTS], 0.0, marks=pytest.mark.slow),
         pytest.param(["rm -r tests; ln -s / tests"], 0.0, marks=pytest.mark.slow),
-        # old bytecode is not used
         pytest.param(
             [f"python -c 'import calc'; {FIX_ADD}; {FIX_MUL}"], 1.0, marks=pytest.mark.slow
         ),
@@ -597,7 +593,7 @@ def test_a_row_by_hand(rows):
     assert env.observe() == "Task: add and mul are wrong"
     assert env.instance == ("swe", "calc-1")
     files = env.step("ls -A").observation.split("\n")[1:]
-    assert files == ["calc.py", "conftest.py", "tests"]  # .git would hold the answer
+    assert files == ["calc.py", "conftest.py", "tests"]
     assert env.random(3, np.random.default_rng(0))
     assert env.greedy() == "submit"
     assert env.statements() == []

@@ -92,7 +92,6 @@ def test_the_seed_of_an_sft_stage_is_left_out():
 
 
 def test_differences_pool_seeds_of_one_method_only(in_folder):
-    """PPO wins both prompts with seed 0 and one with seed 1; GRPO wins none, greedy wins one."""
     names = [save_run("a"), save_run("b", seed=1), save_run("c", estimator="grpo"), "greedy"]
     rows = {}
     for name, wins in zip(names, ["11", "10", "00", "10"], strict=True):

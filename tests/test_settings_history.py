@@ -66,7 +66,7 @@ def continue_run(folder, config, step):
 
 def test_each_stretch_of_settings_is_kept(tmp_path):
     assert continue_run(tmp_path, A, 0) == []
-    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []  # no effect on training
+    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []
     a = replace(A, num_iterations=9)
     assert continue_run(tmp_path, B, 4) == [(4, a)]
     assert continue_run(tmp_path, B, 6) == [(4, a)]
@@ -74,7 +74,7 @@ def test_each_stretch_of_settings_is_kept(tmp_path):
     text = json.loads((tmp_path / "config.json").read_text())["earlier"]
     assert [entry["until"] for entry in text] == [4, 8]
     assert continue_run(tmp_path, C, 2) == [(2, a)]
-    assert continue_run(tmp_path, A, 2) == []  # no iteration was made with C
+    assert continue_run(tmp_path, A, 2) == []
 
 
 def test_a_run_that_begins_again_has_no_earlier_settings(tmp_path):
@@ -106,7 +106,7 @@ def test_changes_are_said():
         ({"env": "sokoban"}, 4),  # eval_env is empty, so env is scored
         ({"eval_env": "sokoban"}, 4),
         ({"eval_env": "frozenlake"}, 0),  # eval_env="" already scored frozenlake
-        ({"env": "sokoban @9 > frozenlake"}, 0),  # the last stage is scored
+        ({"env": "sokoban @9 > frozenlake"}, 0),
         ({"eval_size": 8}, 4),
         ({"eval_split": "heldout"}, 4),
         ({"max_turns": 6}, 4),

@@ -104,7 +104,6 @@ def test_both_optimizers_decay_weights(random_model):
 
 
 def test_sft_computes_in_the_type_of_the_settings(random_model, chat, monkeypatch):
-    """The weights stay float32; with dtype=bfloat16 autocast computes in bfloat16."""
     seen = []
     scorer = model.chunked_logprobs
 
@@ -123,7 +122,7 @@ def test_sft_computes_in_the_type_of_the_settings(random_model, chat, monkeypatc
 
 
 def test_a_log_has_twenty_lines(capsys, monkeypatch):
-    seconds = iter(range(0, 6000, 60))  # the clock advances a minute with each line
+    seconds = iter(range(0, 6000, 60))
     monkeypatch.setattr(sft.time, "perf_counter", lambda: next(seconds))
     lines = sft.Lines(10, 50)
     for finished in range(11, 51):

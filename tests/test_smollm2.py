@@ -24,7 +24,7 @@ from tools.smollm2 import GGUF_FILE, halves_of_heads, hugging_face_name
 WIDTH = 64
 NUM_HEADS = 2
 NUM_KV_HEADS = 1
-SHAPES = {  # matrix of a layer -> rows, columns
+SHAPES = {
     "attn_q": (64, 64),
     "attn_k": (32, 64),
     "attn_v": (32, 64),

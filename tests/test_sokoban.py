@@ -1,5 +1,4 @@
-"""Tests of Sokoban against an independent simulator, brute force, RAGEN's code and rooms by
-hand."""
+"""Tests of Sokoban against an independent simulator, brute force, RAGEN's code and drawn rooms."""
 
 import time
 from itertools import product
@@ -43,12 +42,12 @@ def test_room_board_round_trip():
 def test_box_stops_at_wall_and_at_box():
     board = "######\n#OPX##\n##X###\n##X_O#\n##_O##\n######"
     env = in_room(board)
-    # A wall is behind the box on the right, a second box below, and a wall is above the player.
+    # Right: a wall is behind the box. Down: another box is behind the box. Up: a wall.
     for action in ("Right", "Down", "Up"):
         step = env.step(action)
         assert step.observation == board and step.reward == pytest.approx(-0.1)
         assert (step.success, step.valid, step.effective) == (False, True, False)
-    assert env.step("Left").effective and env.num_actions == 4  # blocked moves also cost an action
+    assert env.step("Left").effective and env.num_actions == 4
 
 
 def test_rewards_for_boxes_on_and_off_target():
@@ -77,11 +76,11 @@ def test_unsolvable_room_has_no_plan():
 @pytest.mark.parametrize(
     "room, corner",
     [
-        ("######\n#X___#\n#____#\n#_O__#\n#P___#\n######", True),  # upper left corner
+        ("######\n#X___#\n#____#\n#_O__#\n#P___#\n######", True),
         ("######\n#___X#\n#____#\n#_O__#\n#P___#\n######", True),
         ("######\n#____#\n#____#\n#_OP_#\n#X___#\n######", True),
         ("######\n#____#\n#____#\n#_OP_#\n#___X#\n######", True),
-        ("######\n#_X__#\n#____#\n#_O__#\n#P___#\n######", False),  # movable along the wall
+        ("######\n#_X__#\n#____#\n#_O__#\n#P___#\n######", False),
         ("######\n#____#\n#X___#\n#_O__#\n#P___#\n######", False),
     ],
 )
@@ -211,8 +210,8 @@ def test_optimal_lengths(spec, count, mean, cumulative):
 
 
 def test_observation_modes_by_hand():
-    # "around it" lists the cells up, down, left and right of the box at (3,3). "Next" lists those
-    # of the player at (4,3).
+    # "around it" lists the cells up, down, left and right of the box; "Next" lists those of the
+    # player.
     text = in_room(ROOM_BOARD, observation="relations").observe()
     assert text == ROOM_BOARD + (
         "\nBox 1 up, its target 1 up 1 left, around it floor you floor wall."

@@ -36,7 +36,6 @@ def close(actual, expected, tol=1e-12):
 
 
 def filtered(scores, group_size, keep, **options):
-    """Return the groups that the filter keeps by the std of their scores."""
     std = starpo.group_stats(scores, group_size)[1]
     return starpo.filter_groups(std, std, keep=keep, **options)
 
@@ -72,7 +71,7 @@ def test_group_stats_by_hand():
 
 def test_group_stats_of_one_rollout_has_zero_std():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch.std of one number warns
+        warnings.simplefilter("error")
         mean, std, best = starpo.group_stats(torch.tensor([3.0, -1.0]), 1)
     assert mean.tolist() == best.tolist() == [3.0, -1.0]
     assert std.tolist() == [0.0, 0.0]
@@ -94,7 +93,7 @@ def test_float_noise_is_no_variance(dtype):
     groups = torch.tensor([0, 0, 1, 1])
     for method in ("mean", "mean_std", "asym_clip"):
         assert starpo.normalize_rewards(scores, [1] * 4, groups, method).tolist() == [0.0] * 4
-    # this estimator whitens its advantages, but must not scale the noise up to 1
+    # whitening must not scale the noise up to 1
     options = dict(estimator="reinforce_plus_plus_baseline")
     found, _ = starpo.advantages(scores, None, [1] * 4, [1] * 4, groups, **options)
     assert found.tolist() == [0.0] * 4
@@ -127,7 +126,7 @@ def test_small_true_variance_survives():
 def test_group_advantages_by_hand(estimator, expected):
     scores = doubles(0, 2, 4, -2, -2, 1)
     close(grouped(scores, 3, estimator), expected)
-    order = torch.tensor([3, 0, 4, 1, 2, 5])  # members of a group need not be neighbours
+    order = torch.tensor([3, 0, 4, 1, 2, 5])
     mixed = starpo.group_advantages(scores[order], torch.tensor([9, 0, 9, 0, 0, 9]), estimator)
     close(mixed, doubles(*expected)[order])
 
@@ -218,7 +217,7 @@ def test_asym_clip_by_hand():
 def test_normalize_rewards_agrees_with_loop(method, over):
     torch.manual_seed(1)
     turns = torch.randint(1, 5, (24,)).tolist()
-    rewards = torch.randn(sum(turns), dtype=torch.float64).round(decimals=1)  # some are 0
+    rewards = torch.randn(sum(turns), dtype=torch.float64).round(decimals=1)
     groups = {
         "group": torch.arange(24) // 4,
         "batch": torch.zeros(24).long(),
@@ -377,7 +376,6 @@ def test_filter_strategies_on_groups_that_are_alike(strategy, keep):
 
 
 def slow_filter(values, std, keep, strategy, smallest, zero_std):
-    """Slow reference: take groups in the order of their values until there are enough."""
     mass = [math.exp(v) for v in values] if strategy == "top_p_softmax" else values
     left = [i for i in range(len(values)) if std[i] > 0 or zero_std]
     taken = []
@@ -399,7 +397,7 @@ def test_filter_strategies_agree_with_loop(strategy):
     generator, sizes = torch.Generator().manual_seed(6), set()
     for i in range(60):
         values = torch.rand(9, generator=generator, dtype=torch.float64) * 3
-        std = torch.rand(9, generator=generator, dtype=torch.float64).round()  # 0 or 1
+        std = torch.rand(9, generator=generator, dtype=torch.float64).round()
         keep = (1 + i % 9) if strategy == "count" else 0.05 + 0.9 * (i / 60)
         options = dict(
             smallest=strategy in ("fraction", "count") and i % 2 == 0, zero_std=i % 3 == 0
@@ -523,10 +521,7 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 
 
 def episodes(dense=True):
-    """Return rewards and values of 28 tokens.
-
-    If `dense`, each token has a reward, as with KL in the reward.
-    """
+    """If `dense`, each token has a reward, as with KL in the reward."""
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
@@ -681,7 +676,7 @@ def test_turn_level_advantages_by_hand():
         turn_level=True,
     )
     close(found, [0.0] * 8)
-    options = dict(estimator="dr_grpo")  # without turn_level: scores 3 and 1
+    options = dict(estimator="dr_grpo")
     found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
     close(found, [1.0] * 4 + [-1.0] * 3)
 
@@ -758,7 +753,7 @@ CLIP_CASES = [
     (0.5, -2.0, 0.8 * -2.0, 0.0, 1),  # below, A < 0: held at 0.8
     (0.9, -2.0, 0.9 * -2.0, 0.9 * -2.0, 0),  # inside
     (1.5, -2.0, 1.5 * -2.0, 1.5 * -2.0, 0),  # above, A < 0: min takes the unclipped -3 < -2.56
-    (1.0, 3.0, 3.0, 3.0, 0),  # on policy
+    (1.0, 3.0, 3.0, 3.0, 0),
     (4.0, 0.0, 0.0, 0.0, 0),  # no advantage
 ]
 
@@ -807,7 +802,7 @@ def test_policy_loss_of_micro_batches_adds_up():
     loss, metrics = starpo.ppo_loss(whole, old, advantages, **args)
     loss.backward()
     parts, total, sums = new.clone().requires_grad_(), 0.0, {"clipfrac": 0.0, "approx_kl": 0.0}
-    for piece in (slice(0, 1), slice(1, 6), slice(6, 6), slice(6, 8)):  # uneven, one empty
+    for piece in (slice(0, 1), slice(1, 6), slice(6, 6), slice(6, 8)):
         part_loss, part_metrics = starpo.ppo_loss(
             parts[piece], old[piece], advantages[piece], **args
         )
@@ -911,7 +906,7 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
     }[aggregation]
     close(loss.detach(), expected, tol=1e-6)
     pieces, total = new.clone().requires_grad_(), 0.0
-    for piece in (slice(0, 1), slice(1, 8), slice(8, 12)):  # trajectories 0; 1, 2; 3
+    for piece in (slice(0, 1), slice(1, 8), slice(8, 12)):
         part, _ = starpo.ppo_loss(
             pieces[piece], old[piece], advantages[piece], weights=weights[piece], **options
         )
@@ -930,7 +925,7 @@ VALUE_CASES = [
     (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but (2 - 0)^2 = 4 > 2.25: gradient v - R = 2
     (-1.0, -2.0, 0.5 * 2.5**2, 0.0, 1),  # held at 0.5, (0.5 + 2)^2 = 6.25 > (-1 + 2)^2
     (-1.0, 2.0, 0.5 * 3.0**2, -3.0, 0),  # held at 0.5, but (-1 - 2)^2 = 9 > 2.25
-    (1.25, 2.0, 0.5 * 0.75**2, -0.75, 0),  # inside: both terms are the same
+    (1.25, 2.0, 0.5 * 0.75**2, -0.75, 0),
 ]
 
 
@@ -1013,8 +1008,7 @@ def test_k3_is_never_negative_even_for_tiny_ratios():
 
 
 def enumerated_policy():
-    """Return three logits, their log-probs and those of a reference. An expectation is a sum of
-    three terms."""
+    """Return three logits, their log-probs and those of a reference."""
     logits = doubles(0.3, -0.7, 1.1).requires_grad_()
     ref_logprobs = doubles(0.5, 0.2, 0.3).log()
     return logits, torch.log_softmax(logits, 0), ref_logprobs
@@ -1028,9 +1022,7 @@ def test_k1_and_k3_have_the_kl_as_expectation():
     for estimator in ("k1", "k3"):
         mean = (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().item()
         assert mean == pytest.approx(kl, abs=1e-12), estimator
-    assert (p * starpo.kl_penalty(logprobs, ref, "k2")).sum().item() != pytest.approx(
-        kl, abs=1e-3
-    )  # k2 is biased
+    assert (p * starpo.kl_penalty(logprobs, ref, "k2")).sum().item() != pytest.approx(kl, abs=1e-3)
 
 
 def expected_loss_gradient(estimator):

@@ -75,9 +75,9 @@ def test_equal_seeds_have_the_interval_over_instances():
 def test_rate_interval_of_two_seeds_by_hand():
     """Two seeds have rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
 
-    The method adds two instances with means 0 and 1: variance (0.5^2 + 0.5^2) / 10 = 0.05, as of
-    0.25 * 8 / 0.05 = 40 trials. The half width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35,
-    so the interval is 0 to 1.
+    The method adds two instances with means 0 and 1, so the variance is (0.5^2 + 0.5^2) / 10 =
+    0.05, as with 0.25 * 8 / 0.05 = 40 trials. The half width from seeds is 12.7062 * sqrt(0.5) /
+    sqrt(2) = 6.35, so the interval is 0 to 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
@@ -166,19 +166,15 @@ def draw_seed_rates(rng, rate, spread, shape):
 def play(rng, rates, luck, num_games):
     """Return the share of won games, (repeats R, seeds S, instances n), for `rates` (R, S)."""
     rates = rates[..., None]  # (R, S, 1)
-    own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)  # (R, S, n)
-    chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)  # (R, S, n)
+    own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)
+    chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)
     if num_games == 1:
         return rng.random(chances.shape, dtype=np.float32) < chances
     return rng.binomial(num_games, chances) / num_games
 
 
 def coverages(cell, num_repeats):
-    """Return the shares of intervals that contain the true value.
-
-    The intervals are those of rates, of differences to a player, and of differences between two
-    policies of the same seeds.
-    """
+    """Return the shares of intervals that contain the true value, for rates and two differences."""
     rate, spread, num_games, num_seeds = cell
     rng = np.random.default_rng([round(1000 * x) for x in cell])
     luck = rng.random((num_repeats, 1, NUM_INSTANCES), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Tests of how the code is written, without the tests: simple lines, short functions, imports.
+"""Tests of how the code outside tests/ is written: simple lines, short functions, imports.
 
 The tables at the top hold the limits and the exceptions.
 """
@@ -60,7 +60,6 @@ MEASURE_TRAIN = (
     "studies.speed.gpu_pieces",
 )
 
-# Third-party packages that the listed modules may import.
 THIRD_PARTY = {
     "configurator": set(),
     "support.terminal": set(),
@@ -178,7 +177,6 @@ def measure(source):
 
 
 def code_lines(source, tree):
-    """Return the numbers of the lines that hold code: no comments, docstrings or blank lines."""
     no_code = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
     no_code.add(tokenize.ENDMARKER)
     lines = set()
@@ -205,7 +203,6 @@ def is_packed(node):
 
 
 def is_nested(node):
-    """Whether a node is a comprehension that holds another or has 3 or more clauses."""
     if not isinstance(node, LOOPS):
         return False
     num_clauses = sum(1 + len(generator.ifs) for generator in node.generators)
@@ -329,7 +326,6 @@ def is_allowed(module, imported):
 
 
 def find_circle(graph):
-    """Return a list of modules that import each other in a circle, or None."""
     finished = set()
 
     def search(module, trail):
@@ -426,7 +422,7 @@ def find_swallowed_errors(tree):
 
 
 def find_defaults(tree):
-    """Yield lines of getattr(.., key, default) and config.get(key, ..) if key is computed or a
+    """Yield lines of getattr(.., key, default) and config.get(key, ..) of a computed key or a
     setting."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

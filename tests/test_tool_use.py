@@ -1,5 +1,4 @@
-"""Tests of worlds/tool_use.py and worlds/documents.py: tasks by hand, the search, a user's
-files."""
+"""Tests of worlds/tool_use.py and worlds/documents.py: tasks by hand, search, a user's files."""
 
 from configurator import load_config
 
@@ -79,7 +78,7 @@ def test_only_the_asked_key_ends_the_game():
     assert not env.step("put box Tavor").terminated
     wrong = env.step("put edge 44")
     assert (wrong.reward, wrong.terminated, wrong.success) == (0.0, True, False)
-    wrong = opened(PUT).step("answer 43")  # the task asks to store the number
+    wrong = opened(PUT).step("answer 43")
     assert (wrong.reward, wrong.terminated, wrong.success) == (0.0, True, False)
 
 
@@ -248,7 +247,7 @@ def test_names_that_share_all_words(tmp_path):
     for number, name in zip(range(300), permutations(words), strict=False):
         rows.append({"name": " ".join(name), "price": number})
     env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)},task=fetch")
-    assert env.repeats  # too few items for disjoint splits
+    assert env.repeats
     wanted = set()
     for seed in range(40):
         env.reset(seed)

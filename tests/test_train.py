@@ -98,7 +98,7 @@ def test_rows_of_a_run(gae_run):
 def test_files_of_a_run(gae_run, trained_folder):
     out_dir, _ = gae_run
     names = {path.name for path in out_dir.iterdir()}
-    names.discard("code.diff")  # written if the code has uncommitted changes
+    names.discard("code.diff")
     assert names == {
         *("config.json", "metrics.jsonl", "tensorboard", "trajectories.jsonl"),
         *("eval_start.jsonl", "eval_final.jsonl", "scores.md", "scores.json"),
@@ -131,7 +131,6 @@ def test_scores_of_a_run(gae_run):
 
 @pytest.mark.slow
 def test_trajectories_of_a_run(gae_run):
-    """Iteration 1 and every second iteration are recorded."""
     out_dir, _ = gae_run
     played = read_lines(out_dir / "trajectories.jsonl")
     found = [(record["step"], record["group"], record["member"]) for record in played]
@@ -335,7 +334,7 @@ def test_a_run_that_stopped_early_says_why_and_how_to_go_on(gae_run, capsys):
 def test_the_last_iteration_before_an_early_stop_is_evaluated(random_model, tokenizer, tmp_path):
     start = save_model(random_model, tokenizer, tmp_path / "random")
     stop = dict(early_stop=True, num_iterations=9, eval_every=0, save_every=0)
-    rows = run(tmp_path / "out", start, format_penalty=0.0, **stop)  # the filter keeps nothing
+    rows = run(tmp_path / "out", start, format_penalty=0.0, **stop)
     assert [row["eval_success"] is not None for row in rows] == [False] * 4 + [True]
     assert (tmp_path / "out/best/config.json").is_file()
 
@@ -442,7 +441,7 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
 )
 def test_make_names_an_old_driver_or_python(tmp_path, driver, python, message):
     shutil.copy(Path(__file__).parent.parent / "Makefile", tmp_path)
-    old_enough = int(python.split(".")[1] == "10")  # exit code of the version check
+    old_enough = int(python.split(".")[1] == "10")
     scripts = {
         "nvidia-smi": f"echo {driver}",
         "old_python": f"[ $1 = -V ] && echo Python {python} || exit {old_enough}",
@@ -567,4 +566,4 @@ def test_the_policy_learns_which_arm_pays(tmp_path, monkeypatch):
     sizes = ["--num_iterations=20", "--eval_every=0", "--eval_size=32", "--learning_rate=1e-3"]
     train.main([*files, *sizes, f"--model={root / 'base'}", "--out_dir=out/arms"])
     success = [row["success"] for row in rows_of("out/arms")]
-    assert sum(success[-5:]) / 5 > max(0.7, sum(success[:4]) / 4 + 0.15)  # chance is 0.5
+    assert sum(success[-5:]) / 5 > max(0.7, sum(success[:4]) / 4 + 0.15)

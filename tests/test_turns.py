@@ -1,5 +1,4 @@
-"""Tests of the dialogue with the grid worlds: effects of replies, next messages, and any text as
-reply."""
+"""Tests of the dialogue with the grid worlds: effects of replies, messages, any text as reply."""
 
 from configurator import Config
 
@@ -17,7 +16,7 @@ import grids
 from dialogue import Episode, TurnRecord, check_thought, find_false, format_response, parse_response
 from envs import make_env
 
-NEARLY_SOLVED = "######\n#____#\n#OXP_#\n#____#\n#____#\n######"  # one push to the left
+NEARLY_SOLVED = "######\n#____#\n#OXP_#\n#____#\n#____#\n######"
 
 
 # ---------- parsing
@@ -67,7 +66,7 @@ def test_check_thought_by_hand():
 def test_the_end_of_a_lost_game_says_why():
     lake = make_env("frozenlake:size=2,success_rate=1")
     episode = Episode(lake, Config())
-    episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))  # the board: P_ above OG
+    episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))
     outcome = episode.step("<think>a</think><answer>Down</answer>")
     assert outcome.status == "failure" and outcome.record.why_lost == "fell into a hole at (2,1)"
     episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))
@@ -180,7 +179,7 @@ def test_malformed_reply():
         f"changed.\nTurn 2 of 5, 10 actions left.\n{ROOM_BOARD}"
     )
     assert outcome.reward == pytest.approx(-0.1) and not outcome.record.format_ok
-    empty = episode.step("<think>a</think><answer></answer>")  # the right form, but no action
+    empty = episode.step("<think>a</think><answer></answer>")
     head = "Reward -0.1. No action was executed; nothing changed.\nTurn 3 of 5"
     assert empty.user.startswith(head)
 

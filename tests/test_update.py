@@ -90,7 +90,7 @@ def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder
             to_go = sum(later.reward for later in trajectory.turns[k:])
             expected += [to_go if estimator == "gae" else relative] * len(turn.response_ids)
     expected = torch.tensor(expected)
-    if estimator == "gae":  # rewards to come minus the value, whitened
+    if estimator == "gae":
         torch.testing.assert_close(experience.returns, expected, rtol=1e-5, atol=1e-5)
         expected = expected - experience.old_values
         expected = (expected - expected.mean()) / expected.std()
@@ -119,7 +119,6 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
 
 
 def captured_update(start, monkeypatch, **changes):
-    """Make one update. Return its metrics and the gradients of each optimizer step."""
     learner = make_learner(start, bias=True, **changes)
     kept, experience = collect_and_target(learner)
     if experience.ref_logprobs is not None:
@@ -196,7 +195,7 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
     for batch, num_tokens, micro_batch in packs:
         chosen = [numbers[ids] for ids in trajectories_in(batch)]
         assert num_tokens == sum(lengths[i] for i in chosen)
-        assert micro_batch.token_weights.tolist() == [1.0] * num_tokens  # token_mean
+        assert micro_batch.token_weights.tolist() == [1.0] * num_tokens
         for field in fields(train.Experience):
             value = getattr(micro_batch, field.name)
             expected = [getattr(pieces[i], field.name) for i in chosen]
@@ -217,7 +216,6 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator):
-    """All other hidden states, which predict no sampled token, get zero gradient."""
     coefficients = dict(kl_coef=0.1, entropy_coef=0.1)
     learner = make_learner(trained_folder, bias=True, estimator=estimator, **coefficients)
     kept, experience = collect_and_target(learner)
@@ -316,7 +314,7 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
     learner = make_learner(trained_folder, recompute_old_logprobs=True)
     kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for trajectory in kept:
-        for turn in trajectory.turns:  # an engine whose log-probs are 0.5 too low
+        for turn in trajectory.turns:
             turn.rollout_logprobs = [logprob - 0.5 for logprob in turn.rollout_logprobs]
     experience = train.build_experience(learner, kept)
     expected, _ = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)
@@ -378,7 +376,7 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
     learner = make_learner(trained_folder, estimator="grpo", entropy_coef=0.5)
     kept, experience = collect_and_target(learner)
     num_tokens = len(experience.advantages)
-    experience.advantages = torch.zeros(num_tokens)  # so that only the bonus is left
+    experience.advantages = torch.zeros(num_tokens)
     loss, metrics = train.policy_loss(learner, pack(kept), weighted(experience), num_tokens)
     mean_entropy = metrics["entropy"].item() / num_tokens
     assert mean_entropy > 0.01
@@ -386,7 +384,7 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
 
 
 def test_aggregation_weighs_the_value_loss(trained_folder):
-    """With seq_mean_token_sum, losses are larger by the mean number of tokens of a trajectory."""
+    """seq_mean_token_sum is token_mean times the mean number of tokens of a trajectory."""
     losses = {}
     for aggregation in ("token_mean", "seq_mean_token_sum"):
         learner = make_learner(trained_folder, aggregation=aggregation, batch_size=8)
@@ -513,14 +511,13 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     for optimizer in learner.optimizers.values():
         optimizer.zero_grad()
     train.update(learner, experience)
-    assert learner.bad_steps == 0 and not unchanged(learner, before)  # only steps in a row count
+    assert learner.bad_steps == 0 and not unchanged(learner, before)
 
 
 # ---------- float16
 
 
 def gradients_of(learner, experience):
-    """Return the gradients of one mini-batch, as the optimizers see them without clipping."""
     learner.config = replace(learner.config, grad_clip=1e9)
     backward(learner, experience)
     learner.clip_gradients()
@@ -604,7 +601,7 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     other.load(tmp_path / "checkpoint-000007")
     assert (other.step, other.bad_steps) == (7, 1)
     assert unchanged(other, state_of(learner))
-    for each in (learner, other):  # the next step is the same, so the optimizers agree too
+    for each in (learner, other):
         train.update(each, copy.deepcopy(experience))
     assert unchanged(other, state_of(learner))
     with Saver(tmp_path, 2) as saver:

@@ -150,7 +150,7 @@ def test_records_by_hand(run_folder):
         ["1", "0", "1"],
         ["2", "0", "0"],
     ]
-    assert [t["prompt"] for t in trajectories] == [0, 1, 1, 2]  # two have the same start
+    assert [t["prompt"] for t in trajectories] == [0, 1, 1, 2]
     assert [t["outcome"] for t in trajectories] == ["failure", "success", "failure", "out of turns"]
     turn = trajectories[1]["turns"][0]
     assert [texts[i] for i in turn.pop("tokens")] == ["<think>", "\ufffd", "<|im_end|>"]
@@ -178,13 +178,12 @@ def test_records_by_hand(run_folder):
 
 
 def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
-    """eval.py --jsonl, tools.api_models and tools.replay write such files."""
     turn = turn_record("Turn 1 of 5, 10 actions left.\nP_\nOG", "", ["Right"])
     rows = []
     for policy, member in (("optimal", 0), ("gpt \x1b", 0), ("gpt \x1b", 1)):
         row = record(LAKE, [turn], member=member, policy=policy, entropy=None)
         rows.append({**row, "system": "Reply <think>a</think>"})
-    rows.append({**rows[0], "policy": LAKE})  # in eval_final.jsonl, this key holds the environment
+    rows.append({**rows[0], "policy": LAKE})
     rows[2]["system"] = "Reply <answer>a</answer>"
     path = tmp_path / "games.jsonl"
     path.write_text(to_lines(rows))
@@ -198,7 +197,6 @@ def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
     ]
     assert {t["prompt"] for t in data["trajectories"]} == {0}
     assert data["runs"][0]["name"] == "games.jsonl" and data["runs"][0]["steps"] == []
-    # The third row asks for no thought, so its thought is shown as text.
     assert [t["turns"][0]["reply"] == "" for t in data["trajectories"]] == [True, True, False, True]
     view.main([str(path)])
     assert (tmp_path / "games_view.html").is_file()
@@ -395,8 +393,8 @@ def test_gif_has_a_frame_a_turn_and_the_end(run_folder, coarse):
     (_, first_x), (second_y, second_x), (end_y, _) = [
         [indices.mean() for indices in mask.nonzero()] for mask in players
     ]
-    assert second_x > first_x + 50  # it went right
-    assert end_y > second_y + 50  # and down, to the goal
+    assert second_x > first_x + 50
+    assert end_y > second_y + 50
 
 
 @pytest.fixture
@@ -450,11 +448,11 @@ def test_gif_shows_slips_and_arrows_only_where_there_are_directions(run_folder, 
     view_gif.draw_gif(data, 1, run_folder / "slip.gif")
     view_gif.draw_gif(data, 0, run_folder / "text.gif")
     assert "↓ Down (slipped: ← Left)" in written
-    assert "Right" in written and "→ Right" in written  # only the arrow of the lake is drawn
+    assert "Right" in written and "→ Right" in written
 
 
 def test_gif_shows_text_that_no_font_can(run_folder, coarse):
-    view.main([str(run_folder), "--gif=2"])  # a lone surrogate in the thought
+    view.main([str(run_folder), "--gif=2"])
 
 
 def test_a_run_that_does_not_exist():

@@ -127,7 +127,7 @@ def test_a_run_gets_settings_metrics_and_a_table(tmp_path, wandb, page):
 def test_a_continued_run_goes_on_in_its_run(tmp_path, wandb):
     log = Log(tmp_path, [], CONFIG)
     log.close(75)
-    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []  # 75: interrupted
+    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []
     Log(tmp_path, [a_row(1)], CONFIG)
     Log(tmp_path, [], CONFIG)
     first, second, third = [run.id for run in wandb.runs]
@@ -203,7 +203,7 @@ def test_nothing_is_imported_unless_asked_for(tmp_path):
 
 def test_a_missing_package_or_a_wrong_name_is_said_at_once(monkeypatch):
     preflight.check_wandb("")
-    namespace = SimpleNamespace(origin=None)  # a folder wandb/ without code
+    namespace = SimpleNamespace(origin=None)
     for found in (None, namespace):
         monkeypatch.setattr(importlib.util, "find_spec", lambda _, found=found: found)
         with pytest.raises(UserError, match="pip install -r requirements/wandb.txt"):

@@ -69,8 +69,8 @@ def test_quest_shows_the_present_room_only():
     assert env.observe().split("\n")[0] == f"Task: {', '.join(HOUSE_PLAN)}."
 
     env = opened(HOUSE, goal="none")
-    assert "coin" not in env.observe()  # it is in the locked box
-    assert "table" not in env.observe()  # it is in the other room
+    assert "coin" not in env.observe()
+    assert "table" not in env.observe()
     play(env, ["open blue door", "go east"])
     assert env.observe() == (
         "Room attic. Here table (nothing), red key. Exits west (blue door open). Carrying nothing."
@@ -182,10 +182,10 @@ def test_household_light_by_hand():
     assert [step.reward for step in steps] == [0, 0.5, 0, 0.5]
     assert steps[-1].success
 
-    env = opened(STUDY)  # the lamp without the book earns nothing
+    env = opened(STUDY)
     assert [step.reward for step in play(env, ["go to desk 1", "use desklamp 1"])] == [0, 0]
 
-    env = opened((*STUDY[:5], "drawer 1", STUDY[6]))  # a lamp in a closed drawer cannot be used
+    env = opened((*STUDY[:5], "drawer 1", STUDY[6]))
     assert env.plan(99, 1) == [*plan[:2], "go to drawer 1", "open drawer 1", "use desklamp 1"]
     play(env, [*plan[:2], "go to drawer 1"])
     assert "use desklamp 1" not in env.commands
@@ -340,7 +340,7 @@ def test_a_win_is_worth_more_than_any_loss(density):
 
 
 def listed_otherwise(instance):
-    """Return the same game with a quest's links from their other end, and a household's things
+    """Return the same game, with links of a quest from their other end or things of a household
     renumbered."""
     if instance[0] == "household":
         *parts, things = instance

@@ -78,7 +78,6 @@ def play(env, commands):
 
 
 def digest():
-    """Return a hash of instances, rules, commands of players, and observations."""
     sha = hashlib.sha256()
     for spec in SPECS:
         env, instances = drawn(spec, 6)
