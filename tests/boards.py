@@ -65,7 +65,7 @@ def in_room(board, **options):
 
 
 def episode_in(board, *, max_actions=10, **settings):
-    """Return an episode on `board` before its first turn. A lake has no slips."""
+    """Return an episode on `board` before its first turn."""
     make = in_room if "#" in board else on_lake
     env = make(board, max_actions=max_actions)
     episode = Episode(env, Config(**settings))

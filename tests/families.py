@@ -113,15 +113,15 @@ SMOLLM3_TEMPLATE = """\
 
 class Family(NamedTuple):
     config_class: type
-    settings: dict  # settings of the config that replace or extend WIDTHS
+    settings: dict  # settings of the config besides WIDTHS
     template: str
     tokenizer_class: str
     special: tuple[str, ...]
     roles: dict[str, str]  # bos_token, eos_token ... -> token
     ids: dict[str, str]  # bos_token_id, eos_token_id ... -> token
-    added: tuple[str, ...] = ()  # added tokens that are not special
+    added: tuple[str, ...] = ()
     bos: str = ""  # the tokenizer puts this token first if add_special_tokens is true
-    unused: int = 0  # number of embeddings without a token
+    unused: int = 0  # embeddings without a token
 
 
 WIDTHS = dict(

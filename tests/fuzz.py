@@ -26,7 +26,7 @@ from packing import pack
 from rollout import Chat, collect, split_by_context
 from studies.base_model.tiny_model import build_tiny_tokenizer
 
-NUM_TURNS = 3  # at most per episode
+NUM_TURNS = 3  # per episode
 # The other environments need extra packages or files of the user.
 ENV_NAMES = sorted(ENVS.keys() - {"textworld", "alfworld", "swe", "own_data", *HUBS})
 MARKS = [
@@ -36,7 +36,7 @@ MARKS = [
     *("'", '"', "<script>", "&", "9", "(", ")", "*", "/0", "-", ".", " "),
     *("Goal up.", "edit 1: ", "while 1: n = n * n", "range(9**9)", "run", "submit"),
 ]
-SPECIAL_IDS = (0, 1, 2, 3)  # a policy may sample these special tokens anywhere
+SPECIAL_IDS = (0, 1, 2, 3)  # special tokens
 CONFIG = small_config(
     think=True,
     max_turns=NUM_TURNS,
@@ -91,10 +91,9 @@ def tokens_of(chat, pieces):
 
 
 def expected_marks(chat, replies, k, context_turns):
-    """Return how many start and end marks the prompt of turn k should have."""
     if context_turns:
         repeated = replies[max(0, k + 1 - context_turns) : k]
-        followed = repeated  # a user message follows these replies in this prompt
+        followed = repeated
     else:
         repeated = []
         followed = replies[max(0, k - 1) : k]

@@ -14,7 +14,8 @@ from engine import make_engine
 from learner import Learner
 from rollout import Trajectory, Turn
 
-# Tests loop over the built-in estimators. Those that a user adds may lack the tested properties.
+# Tests loop over the built-in estimators, because a user's estimator may lack the tested
+# properties.
 BUILT_IN = (
     "gae",
     "bi_level_gae",
@@ -56,7 +57,6 @@ def collect_and_target(learner):
 
 
 def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None, **settings):
-    """Return the advantages and returns of one group. `values` is None without a critic."""
     turns = []
     for index, part in enumerate(rewards.split(tokens_per_turn)):
         state = states[index] if states else index

@@ -32,7 +32,6 @@ def ranks():
 
 
 def plain(learner, start):
-    """Return unsharded copies of the policy, critic and reference of an untrained learner."""
     policy = model.Policy(model.load_model(str(start))[0])
     if learner.config.lora_rank:
         model.add_lora(policy.model, learner.config.lora_rank, learner.config.seed)
@@ -104,7 +103,7 @@ CASES = {  # case -> number of trajectories, settings
 def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
     count, changes = CASES[case]
     start = trained_folder
-    if "model" in changes:  # both ranks load rank 0's copy of this random model
+    if "model" in changes:
         start = all_gather_lists([str(save_family(changes["model"], tmp_path))])[0][0]
     learner = make_learner(start, bias=True, learning_rate=1e-5, critic_lr=1e-4, **changes)
     kept, experience = played_experience(learner, count)
@@ -241,7 +240,7 @@ def test_groups_are_dealt_out_and_gathered_in_order(trained_folder):
         learner.engine, learner.policy, chat, config, starts, group_size=4, **options
     )
     learner.engine.add = add
-    assert len(requested) == (8 if rank() == 0 else 4)  # rank 0 plays groups 0 and 2
+    assert len(requested) == (8 if rank() == 0 else 4)
     alone = collect(learner.engine, chat, config, starts, **options)
     assert [(t.seed, t.member, t.ids, t.score) for t in played] == [
         (t.seed, t.member, t.ids, t.score) for t in alone

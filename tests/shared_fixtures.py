@@ -184,7 +184,6 @@ def two_runs(trained_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    """Headless Chromium."""
     from studies.photograph import open_browser
 
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

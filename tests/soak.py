@@ -34,7 +34,7 @@ class Moment(NamedTuple):
     count: int
 
 
-# kind of moment -> owner and name of a function, and its calls per iteration
+# kind of moment -> owner and name of a function, and about how many calls an iteration makes
 MOMENTS = {
     "write": (os, "fsync", 10),
     "rollout": (VLLMEngine, "step", 8),

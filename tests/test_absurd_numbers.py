@@ -82,7 +82,6 @@ SCALARS = """
 
 
 def extremes(key):
-    """Return the smallest and the largest of NUMBERS that setting `key` accepts."""
     legal = []
     for number in (*map(float, NUMBERS[:-5]), LARGEST_NUMBER):
         try:

@@ -20,7 +20,7 @@ from tools.sft import read_sft
 
 ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/models/tiny.py"]
-COMMANDS = {  # command -> arguments that it accepts
+COMMANDS = {
     "train.py": LAKE,
     "eval.py": LAKE,
     "-m tools.sft": [*LAKE, "--sft_steps=1"],
@@ -165,7 +165,7 @@ def test_a_wrong_type_of_model_comes_before_the_settings(run_without_torch, comm
     assert f"model={str(tmp_path)!r} is of type 'gpt2'; expected one of qwen2" in done.stderr
 
 
-OWN_OPTIONS = {  # options that are not settings
+OWN_OPTIONS = {
     "train": ["take_config"],
     "eval": SCORING_OPTIONS,
     "tools.api_models": [*SCORING_OPTIONS, "api_base", "api_model"],
@@ -298,8 +298,8 @@ def test_names_on_the_hub_stay_as_they_are(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        "otu/sft/model",  # two slashes
-        "models/mine",  # the test makes the folder models/
+        "otu/sft/model",
+        "models/mine",
         "out/sft",
         "./a/b",
         "../a",

@@ -210,7 +210,6 @@ def test_the_advice_of_an_idle_run_looks_at_budgets_first():
 
 
 def test_a_first_prompt_that_does_not_fit_is_an_error_of_its_game(chat, monkeypatch):
-    """Member 1 makes no request, because its first prompt is too long."""
     config = small_config(max_turns=1)
     reply = [*chat.encode("<answer>Left</answer>"), chat.end]
     starts = [((4, 0), member) for member in range(2)]

@@ -66,7 +66,6 @@ def test_the_files_of_a_checkpoint(tmp_path):
 
 
 def test_later_checkpoints_are_removed(tmp_path):
-    """A run with a damaged checkpoint 7 resumes from checkpoint 2 and saves 3."""
     save_steps(tmp_path, 1, 2, 7)
     assert len(names_in(tmp_path)) == 3
     save_steps(tmp_path, 3, keep=1)

@@ -127,7 +127,7 @@ def test_extra_options_are_returned_apart():
     config, extras, sources = load_config(argv, extra=extra)
     assert extras == {"player": "oracle", "json": "", "episodes": 3, "plain": True}
     assert config.seed == 1 and "player" not in sources
-    assert extra["player"] == ""  # the dict of the caller is unchanged
+    assert extra["player"] == ""
 
 
 # ---- what is refused, and in which words ----
@@ -502,7 +502,7 @@ def test_the_main_experiment_writes_defaults_out():
     config = load(shipped("frozenlake_ppo"))
     default = Config()
     changed = {key for key, value in asdict(config).items() if value != getattr(default, key)}
-    assert changed == {"out_dir", "env"}  # `env` names the options of the default board
+    assert changed == {"out_dir", "env"}
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -69,7 +69,7 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     assert "failure" in {demo.status for demo in noisy}
     for demo, other in zip(clean, noisy, strict=True):
         first, spoilt = demo.turns[0], other.turns[0]
-        assert first.prompt_ids == spoilt.prompt_ids  # both play the same instance
+        assert first.prompt_ids == spoilt.prompt_ids
         assert first.text.split("</think>")[0] == spoilt.text.split("</think>")[0]
 
 
@@ -91,8 +91,8 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
         demos = [demonstration(config, chat, i) for i in range(150)]
         counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
-        # An action is drawn with probability 0.75 without noise and 1/3 with noise; short plans
-        # near the goal make it a little more frequent.
+        # A turn has one action with probability 0.75 without noise and 1/3 with noise. Short plans
+        # near the goal make one action a little more frequent.
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
 
@@ -127,7 +127,7 @@ def test_a_demonstration_stays_inside_the_context(chat):
     whole = first_demonstration(config, chat, num_turns=3)
     index = whole.seed[-1]
     used = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
-    limit = used + len(whole.turns[1].prompt_ids) - 1  # one token too few for the second prompt
+    limit = used + len(whole.turns[1].prompt_ids) - 1
     cut = demonstration(replace(config, max_context_tokens=limit), chat, index)
     assert (cut.status, len(cut.turns), cut.ids) == ("out_of_tokens", 1, whole.ids[:used])
 

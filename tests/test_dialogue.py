@@ -21,7 +21,7 @@ def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
 
 
 def bonus(thought, most=0.6, **options):
-    """Return what the thought adds to the reward. No message to the policy may show this bonus."""
+    """Return what the thought adds to the reward, and check that no message shows this bonus."""
     paid = outcome_of(thought, think_reward=most, **options)
     unpaid = outcome_of(thought, think_reward=0.0, **options)
     assert (paid.user, paid.status, paid.record) == (unpaid.user, unpaid.status, unpaid.record)

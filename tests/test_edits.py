@@ -24,7 +24,6 @@ def replace_in(path, old, new):
 
 
 def code_in(page, start):
-    """Return the code block that begins with `start` on Markdown page `page`."""
     text = (ROOT / page).read_text(encoding="utf-8")
     (code,) = re.findall(rf"^ *```\n( *{re.escape(start)}.*?)^ *```$", text, re.M | re.S)
     return code
@@ -36,7 +35,6 @@ def add_estimator_with_state(tree):
 
 
 def add_estimator(tree):
-    """Make the two edits of docs/methods.md, and add a test."""
     branch = code_in("docs/methods.md", 'elif estimator == "maxrl":')
     last = '    else:\n        raise ValueError(f"no group baseline'
     replace_in(tree / "starpo.py", last, branch + last)

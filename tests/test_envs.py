@@ -279,7 +279,7 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("bandit > sokoban", STAGES),  # the first stage needs an end, @N
+        ("bandit > sokoban", STAGES),  # the first stage needs an end
         ("bandit @x > sokoban", STAGES),
         ("bandit @-5 > sokoban", STAGES),
         ("bandit @1.5 > sokoban", STAGES),
@@ -287,7 +287,7 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
         ("bandit @20 > sokoban @20 > countdown", STAGES),
         ("bandit @20 > sokoban @10 > countdown", STAGES),
         ("bandit @20 > sokoban > countdown", STAGES),
-        ("bandit @20", STAGES),  # the last stage must have no end
+        ("bandit @20", STAGES),
         ("bandit @20 > sokoban @30", STAGES),
         ("", rf"'' in env='' {PART}"),
         ("bandit +", rf"'' in env='bandit \+' {PART}"),

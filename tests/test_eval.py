@@ -148,7 +148,8 @@ def test_evaluate_a_model(trained_model, trained_folder, chat):
 
 
 def samples_by_hand(wins):
-    """Return trajectories. `wins` has a string for each prompt, with 0 or 1 for each sample."""
+    """Return trajectories. `wins` has a string of 0 and 1 for each prompt, one character a
+    sample."""
     record = TurnRecord([], num_actions=1, format_ok=True, effective=1.0)
     played = []
     for seed, row in enumerate(wins):
@@ -215,7 +216,7 @@ def test_rows_are_paired_with_one_of_them():
     for name, scores in rows.items():
         played = [replace(trajectory, env="B") for trajectory in scores.trajectories]
         elsewhere[f"B: {name}"] = Scores(scores.metrics, played)
-    both = differences(rows | elsewhere, "q").split("\n")  # each environment has its own reference
+    both = differences(rows | elsewhere, "q").split("\n")
     assert "  p: 33.3 [" in "\n".join(both) and "  B: p: 33.3 [" in "\n".join(both)
     assert (
         both[0].startswith("success - q, ")
@@ -288,7 +289,7 @@ FIRST_TURN = SECOND_TURN | {
 
 
 def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
-    half = tokenizer("\u00e9")["input_ids"][:1]  # the first of the two bytes of e with an accent
+    half = tokenizer("\u00e9")["input_ids"][:1]  # the first byte of e with an accent
     played = played_by_hand()[0]
     played.turns[0].response_ids = [*half, *tokenizer("a<think>")["input_ids"]]
     record = trajectory_record(played, tokenizer)

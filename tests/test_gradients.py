@@ -101,7 +101,6 @@ class Update:
 
 @pytest.fixture(scope="module")
 def neutral(trained_folder):
-    """The update of plain GRPO, to which other methods are compared."""
     parallel.init_distributed(small_config())
     return Update(trained_folder)
 
@@ -368,8 +367,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
 def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
-    """Policy and reference are equal, and rewards are 0. Whitening would magnify mismatch that
-    counts as KL."""
+    """If engine/trainer mismatch counted as KL, whitening would magnify the mismatch."""
     kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     learner = make_learner(trained_folder, estimator=estimator, **kl)
     kept, _ = collect_and_target(learner)
@@ -398,7 +396,8 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
 
 
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
-    """All ratios are e^2 = 7.4. Negative advantages are clipped only by a dual clip below 7.4."""
+    """All ratios are e^2 = 7.4. Tokens with negative advantages are clipped only if dual_clip is
+    below 7.4."""
 
     def move_away(experience):
         experience.old_logprobs = experience.old_logprobs - 2.0
@@ -413,8 +412,7 @@ def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
 
 
 def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
-    """A patched parser gives replies of odd length a true thought, and other replies a false
-    thought."""
+    """A patched parser gives some replies a true thought, and the other replies a false thought."""
     parse = dialogue.parse_response
 
     def thoughtful(text, *, think):

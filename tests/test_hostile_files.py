@@ -49,7 +49,6 @@ def one_rank():
 
 @pytest.fixture
 def target(tmp_path):
-    """A file that no command may change."""
     path = tmp_path / "target"
     path.write_text("precious")
     return path
@@ -162,7 +161,7 @@ def test_the_old_name_of_a_partial_file_is_not_used(folder, target):
 
 def test_a_folder_is_tried_before_the_work():
     with pytest.raises(UserError) as error:
-        check_writable("/proc/scores.json")  # nobody can create a file there
+        check_writable("/proc/scores.json")
     sentence = str(error.value)
     assert sentence.startswith("/proc/scores.json cannot be written ([Errno 2] ")
 
@@ -210,7 +209,7 @@ def test_a_run_refuses_entries_of_another_kind(name, kind, folder):
 
 
 def test_what_a_run_does_not_open_is_left_alone(folder, target):
-    """W&B offline makes links, and so may a user."""
+    """W&B offline and users make such links."""
     save_config(Config(), {}, folder)
     for name in ("wandb/latest-run", "wandb/debug.log", "newest", "notes.jsonl", "best/notes"):
         path = folder / name
@@ -471,7 +470,7 @@ def test_the_state_of_a_checkpoint_of_another_kind(state, sentence, folder):
 @pytest.mark.parametrize("manifest", ["[]", '{"state.json": 1}', "{}", "[" * 5000, '{"../x": "a"}'])
 def test_the_manifest_of_a_checkpoint_of_another_kind(manifest, folder, capsys):
     checkpoint_with(folder, '{"format": 1, "step": 3}', manifest)
-    (folder / "checkpoint-abcdef").mkdir()  # not a name of a checkpoint
+    (folder / "checkpoint-abcdef").mkdir()
     (folder / "checkpoint-000009").write_text("")
     with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
         checkpoint.newest(folder)

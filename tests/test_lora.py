@@ -133,7 +133,7 @@ def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_fo
     names = []
     for name, parameter in learner.policy.model.named_parameters():
         local = parameter.to_local()
-        if name.endswith("base_layer.weight"):  # exact in this dtype
+        if name.endswith("base_layer.weight"):
             local.copy_((2.0**-5 * (1 + torch.rand_like(local))).to(rounded))
             names.append(name.replace(".base_layer", ""))
         elif ".lora_A." in name:

@@ -394,7 +394,6 @@ def test_gspo_equals_a_slow_loop(seed):
     assert abs(loss.item() - expected) < 1e-6
     assert (leaf.grad - gradient).abs().max() < 1e-6
     assert leaf.grad.abs().max() > 0.01
-    # approx_kl uses the ratios of tokens, not of sequences.
     d = new - old
     assert metrics["approx_kl"].item() == pytest.approx((d.exp() - 1 - d).sum().item())
 
@@ -473,7 +472,7 @@ def test_good_sequences_are_never_masked():
 
 
 def test_tv_mask_by_hand():
-    """If the probability differs from the engine's 0.5 by more than 0.2, a token is masked whose
+    """A token is masked if its probability differs from the engine's 0.5 by more than 0.2 and its
     advantage would increase the difference."""
     new = torch.tensor([0.8, 0.8, 0.2, 0.2, 0.6, 0.8, 0.2]).log()
     engine = torch.full((7,), 0.5).log()
@@ -597,7 +596,6 @@ def test_observations_lie_between_replies():
 
 def test_echo_by_hand():
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    # These are two of the four observation tokens of a mini-batch.
     loss = methods.echo_loss(logprobs, num_observation_tokens=4)
     loss.backward()
     assert loss.item() == 3 / 4 and logprobs.grad.tolist() == [-0.25, -0.25]
@@ -683,7 +681,7 @@ def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, 
     monkeypatch.setattr(train, "build_experience", build_experience)
     monkeypatch.setattr(train, "update", update)
     train.iterate(learner, learner.engine, Chat(learner.tokenizer), [])
-    assert len(compared) == 8  # trajectories with a void turn count in the baselines
+    assert len(compared) == 8
     assert trained == [trajectory for trajectory in compared if not trajectory.has_void_turn]
     assert 0 < len(trained) < len(compared)
 
@@ -738,8 +736,8 @@ def test_a_masked_token_has_no_gradient(played):
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
-    """A void turn executes no action. Dropping its trajectory equals advantages of 0 and a
-    denominator without its tokens."""
+    """A void turn executes no action. Dropping a trajectory equals setting its advantages to 0 and
+    leaving its tokens out of the denominator."""
     learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])

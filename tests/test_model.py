@@ -147,7 +147,7 @@ def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attent
 
     ours = Policy(random_model)(packed(SEQUENCES), temperature)
     values, gradients = values_and_gradients(random_model, ours)
-    assert values[0].min() < -3 and values[0].max() > -8  # neither all near 0 nor all very low
+    assert values[0].min() < -3 and values[0].max() > -8
     for scores in (
         padded_forward(reference, SEQUENCES, temperature, "right"),
         padded_forward(reference, SEQUENCES, temperature, "left"),
@@ -331,7 +331,7 @@ def test_the_gpu_path_with_stand_ins_for_its_kernels(random_model, monkeypatch, 
     monkeypatch.setattr(packing, "VARLEN_HAS_GQA", kernel is torch_212)
     monkeypatch.setattr(PackedLayout, "attend", lambda self, _, *args: self.attend_varlen(*args))
     actual, gradient = update()
-    assert calls == [kernel.__name__] * 2  # once in each of two layers
+    assert calls == [kernel.__name__] * 2
     close(actual, expected, 1e-5)
     close(gradient, expected_gradient, 1e-4)
 

@@ -199,7 +199,7 @@ def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch)
         compile_blocks(network.model.layers)
         found, _ = policy(batch, 1.0)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert counters["stats"]["unique_graphs"] == 3  # MLP, norm of hidden states, norm of heads
+    assert counters["stats"]["unique_graphs"] == 3
 
 
 def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monkeypatch):
@@ -385,8 +385,8 @@ def without_thoughts(dialogue):
 
 @each_family
 def test_prompts_are_those_of_the_chat_template(folders, name):
-    """Replies to Qwen3 have no thoughts, because its template drops thoughts. SmolLM3 has its own
-    test."""
+    """Qwen3's replies here have no thoughts, because its template drops thoughts. SmolLM3, whose
+    template adds metadata, has its own test."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     for system in (SYSTEM, THINKING):
@@ -428,7 +428,6 @@ def test_the_template_of_smollm3_writes_metadata_and_the_chat_does_not(folders):
     broken = tokenizer.decode(template_ids(tokenizer, THINKING, DIALOGUE))
     assert "<think>thoughts<><answer>" in broken
     assert "<think>thoughts</think><answer>" in tokenizer.decode(chat.opening(THINKING, "Go."))
-    # The tokenizer puts a bos token before a text by default; prompts have none.
     assert tokenizer("Go.")["input_ids"][0] == tokenizer.bos_token_id
     assert tokenizer.bos_token_id not in found
 

@@ -90,8 +90,8 @@ def test_offsets_hold_for_any_sampled_ids(chat):
 
 
 def test_tags_of_several_tokens():
-    """As in Qwen2.5, <think> is several tokens. The token ".</" begins the closing tag, so no
-    thought contains it."""
+    """As in Qwen2.5, <think> is several tokens. The token ".</" holds a part of the closing tag, so
+    the thought ends before this token."""
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
@@ -176,7 +176,7 @@ def metrics_of(matrix, own, lengths=None):
 
 
 def test_two_by_two_by_hand():
-    # Thought 0 has two tokens. Its p is 1/4 after its own prompt and 1/16 after the other one,
+    # Thought 0 has two tokens. Its p is 1/4 after its own prompt and 1/16 after the other prompt,
     # which is 1/2 and 1/4 per token. Thought 1 has one token, with p = 1/2 and 1/8.
     found = metrics_of(log([1 / 4, 1 / 8], [1 / 16, 1 / 2]), [0, 1], [2, 1])
     per_token = [math.log(1 / 2), math.log(1 / 2)], [math.log(3 / 8), math.log(5 / 16)]
@@ -209,8 +209,8 @@ def test_three_thoughts_of_two_prompts_by_hand():
 
 
 def test_retrieval_by_rank():
-    # By log-prob, its own prompt is third of three for thought 0, second for thought 1, and ties
-    # for second and third place for thought 2.
+    # Prompts ranked by log-prob: the own prompt of thought 0 is third of three, that of thought 1
+    # second, and that of thought 2 ties for second and third place.
     found = metrics_of(log([0.1, 0.3, 0.2], [0.2, 0.2, 0.5], [0.3, 0.1, 0.2]), [0, 1, 2])
     assert found["retrieval@1"] == 0 and found["retrieval_chance@1"] == pytest.approx(1 / 3)
     assert found["retrieval@2"] == pytest.approx((0 + 1 + 1 / 2) / 3)
@@ -268,8 +268,6 @@ def test_one_prompt_has_no_information():
 
 
 class PromptBlindPolicy(torch.nn.Module):
-    """A policy whose log-prob of a token is `scale` times a fixed number between -1 and -2."""
-
     def __init__(self, scale, size=1024):
         super().__init__()
         self.table = torch.nn.Parameter(-scale * torch.linspace(1, 2, size))
@@ -281,7 +279,6 @@ class PromptBlindPolicy(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def played(chat):
-    """Six demonstrations, two on each of three boards."""
     return [demonstration(CONFIG, chat, i // 2) for i in range(6)]
 
 
@@ -315,7 +312,6 @@ def test_the_matrix_equals_single_forwards(random_model, chat, played, monkeypat
 
 
 def test_measure_a_model_that_depends_on_its_prompt(random_model, chat, played):
-    """The random weights are so large that a prompt changes the log-probs of thoughts."""
     row = measure(Policy(random_model), played, chat)
     assert set(row) == MEASURED and None not in row.values()
     assert row["pairs_first"] == row["pairs_sampled"] == 4 and row["valid_thinking_rate"] == 1
@@ -356,7 +352,7 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
         # RAGEN-2 divides by the moving average of the std, and does not average z-scores.
         zscore = second[f"mi_zscore_ema_{sampling}"]
         assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
-    oldest = {"mi_zscore_ema_first": 5.0}  # a row of an earlier version, without the std
+    oldest = {"mi_zscore_ema_first": 5.0}  # a row of an earlier version
     assert measure(policy, played, chat, seed=1, history=[oldest]) == first
 
 

@@ -209,7 +209,6 @@ ACTIVE = [
 
 
 def sharp(settings):
-    """High learning rates make clipping act in the second step."""
     return {**settings, "learning_rate": 1e-3, "critic_lr": 1e-2}
 
 
@@ -238,7 +237,6 @@ def test_on_vllm_recomputed_logprobs_drop_those_of_the_engine():
 
 
 def test_the_cap_of_importance_weights_is_for_mismatch():
-    """In bfloat16, log-probs of engine and trainer differ, so the cap may act in the first step."""
     config = small_config(**ONE, importance_cap=1.5)
     in_bfloat16 = (dict(dtype="bfloat16"), dict(engine_dtype="bfloat16"), dict(device="auto"))
     for changes in (*in_bfloat16, dict(batch_size=4)):

@@ -67,8 +67,7 @@ def test_the_example_of_the_module():
 def test_micro_batches_keep_equal_prompts_together_and_count_them_once():
     a = list(range(10))
     b = list(range(20, 30))
-    # A sequence has 10 + 1 tokens. Each repeat of a prompt adds only 2: the last prompt token and
-    # the response.
+    # A sequence has 10 + 1 tokens. A repeated prompt adds only its last token and the response.
     sequences = with_prompts(a, b, a, b, a)
     assert micro_batches(sequences, 26) == [[0, 2, 4, 1], [3]]
     assert micro_batches(sequences, 25) == [[0, 2, 4], [1, 3]]

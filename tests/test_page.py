@@ -75,8 +75,6 @@ def tab(browser):
 
 @pytest.fixture
 def open_page(tab):
-    """A function that opens a page. The fixture checks that pages logged nothing and requested no
-    file."""
     opened, requested, errors = {"about:blank"}, set(), []
     listeners = {
         "request": lambda request: requested.add(request.url.partition("#")[0]),
@@ -141,7 +139,6 @@ def offered(page, name):
 
 
 def place_of(page, wanted):
-    """Wait until the address contains `wanted`. Return its part behind # as a dict."""
     page.wait_for_function("text => decodeURIComponent(location.hash).includes(text)", arg=wanted)
     return {key: values[0] for key, values in parse_qs(page.url.partition("#")[2]).items()}
 
@@ -341,7 +338,7 @@ def test_search_finds_thoughts_and_answers(page):
     page.fill("#search", "go DOWN")
     assert rows_of(page) == [LAKE_GROUP]
     assert texts_of(page, ".turns .selected", ".thought mark") == ["turn 2 1.00⤳", "Go down"]
-    page.fill("#search", "dragon")  # a word of the thought; observations are not searched
+    page.fill("#search", "dragon")  # observations are not searched
     assert rows_of(page) == ["prompt 7"]
     page.fill("#search", "constructor")
     assert texts_of(page, "#count") == ["1 of 4 trajectories, 0 successful"]
@@ -350,7 +347,7 @@ def test_search_finds_thoughts_and_answers(page):
     assert texts_of(page, "#count") == ["no trajectory fits; change the search or the filters"]
     page.fill("#search", "")
     assert len(rows_of(page)) == 4
-    page.keyboard.press("ArrowRight")  # moves the cursor in the text
+    page.keyboard.press("ArrowRight")
     assert page.locator(".turns .selected").text_content().startswith("turn 1")
 
 
@@ -438,7 +435,6 @@ def test_a_click_on_the_curve_opens_its_trajectories(page):
     assert page.input_value("#iteration") == "iteration 3"
     assert texts_of(page, "#count") == ["1 of 4 trajectories, 0 successful"]
     page.select_option("#outcome", "out of turns")
-    # No trajectory of iteration 1 is out of turns, so the filter on the outcome is reset.
     click_iteration(page, 1)
     assert rows_of(page) == [LAKE_GROUP] * 2
     click_iteration(page, 4)  # no trajectory was recorded then, so the nearest iteration opens

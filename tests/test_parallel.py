@@ -122,7 +122,6 @@ def assert_close(rows, expected):
 
 @pytest.fixture(scope="module")
 def one_process(trained_folder, tmp_path_factory):
-    """A run of three iterations in one process."""
     folder = tmp_path_factory.mktemp("one")
     changes = dict(model=str(trained_folder), num_iterations=3, num_groups=4)
     arguments = ["train.py", small_settings(folder / "small.py", **changes)]
@@ -174,7 +173,7 @@ def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
 # ---------- the Qwen2.5 path
 
 
-# This template adds a default system prompt, as Qwen2.5's does. Prompts must not contain it.
+# Like Qwen2.5's template, this template adds a default system prompt. Prompts must not contain it.
 QWEN_TEMPLATE = (
     "{% if messages[0]['role'] != 'system' %}"
     "<|im_start|>system\nYou are Qwen.<|im_end|>\n"
@@ -271,8 +270,8 @@ def test_the_qwen_path(tmp_path):
     rows = rows_of(tmp_path / "out")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        # The log-probs agree, so vLLM samples from softmax(logits / T), without the top_k and the
-        # repetition penalty of the model's folder.
+        # The log-probs agree, so vLLM ignores the top_k and the repetition penalty of the model's
+        # folder.
         assert row["kept_groups"] == 1 and row["grad_norm"] > 0 and row["logprob_diff_max"] < 1e-4
         assert row["valid_frac"] > 0.3
     assert "after RL" in (tmp_path / "out" / "scores.md").read_text()

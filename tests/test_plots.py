@@ -18,7 +18,7 @@ from tools.plotting import style as plot_style
 from tools.plotting.style import look_of
 from tools.viewer import curves as view_curves
 
-SUCCESSES = {  # solves each of four prompts
+SUCCESSES = {  # whether each of four prompts is solved
     "start": [1, 0, 0, 0],
     "after RL": [1, 1, 0, 0],
     "optimal, closed loop": [1, 1, 1, 1],
@@ -70,7 +70,7 @@ def draw(metric, rows):
 
 def test_a_curve_is_the_mean_of_its_seeds():
     axes = draw("reward", ROWS)
-    # The x axis counts epochs, 5 an iteration. The mark of the warning lies on the mean curve.
+    # The x axis counts epochs, 5 an iteration.
     assert lines_of(axes) == [([5, 10], [2.0, 4.0]), ([5], [2.0])]
     assert {(5, 1.0), (5, 3.0), (10, 4.0)} <= set(corners_of(axes))
     axes = draw("eval_success", ROWS)
@@ -117,7 +117,7 @@ def test_noise_is_averaged_over_nine_iterations():
     values = np.array([[float(i % 2) for i in range(100)]])
     smooth = plots.moving_average(values)
     assert smooth[0, 50] == pytest.approx(4 / 9)  # in 46 to 54, the 4 odd iterations have 1
-    assert smooth[0, 0] == pytest.approx(2 / 5)  # mean of iterations 0 to 4
+    assert smooth[0, 0] == pytest.approx(2 / 5)  # iterations 0 to 4
     values[0, 20:40] = np.nan
     assert np.isnan(plots.moving_average(values)[0, 24:36]).all()
     short = values[:, :26]
@@ -277,7 +277,7 @@ def test_panel_marks_what_appears_with_a_row(tmp_path, drawn, monkeypatch):
     entropy = ([1, 3, 4, 5], [3] * 4)
     wanted = [(steps, [1] * 5), (steps, [2] * 5), entropy, (steps, [4] * 5)]
     assert [lines_of(axes)[0] for axes in drawn] == wanted
-    assert [lines_of(axes)[1] for axes in drawn] == wanted  # 5 rows are too few to average
+    assert [lines_of(axes)[1] for axes in drawn] == wanted
     assert [lines_of(axes)[2][0] for axes in drawn] == [[3, 3]] * 4
     assert [axes.get_xlabel() for axes in drawn] == ["", "", "iteration", "iteration"]
     figure = drawn[0].figure

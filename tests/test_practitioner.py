@@ -168,7 +168,6 @@ def test_a_demonstration_holds_every_turn(name, chat):
 
 @pytest.mark.parametrize("limit", [300, 640])
 def test_every_episode_has_a_place_for_its_reward(limit, trained_model, chat):
-    """The RLOO advantage is the score minus the mean score of the rest of the group."""
     rloo = dict(estimator="rloo", format_penalty=-0.25, batch_size=8, filter_keep=1)
     config = small_config(max_context_tokens=limit, **rloo)
     starts = [((4, group), member) for group in range(2) for member in range(4)]

@@ -28,7 +28,7 @@ PATHS = [
 PAGES = {path: path.read_text(encoding="utf-8") for path in PATHS}
 STARTS = ("python", "torchrun", "make", "pip", "tensorboard")
 COSTS = re.compile(r"GPU|CPU-s|CPU-min|seconds|minute|hour|server|Slurm")
-# Script -> arguments that make its commands fast. Commands of other scripts are not run.
+# script -> arguments that make its commands fast
 SHORT = {
     "train": "--num_iterations=1 --num_groups=2 --group_size=2 --batch_size=2 --filter_keep=1.0 "
     "--eval_size=2",
@@ -57,8 +57,7 @@ OPTIONAL = {  # start of an argument -> package that it needs (make test-extras 
 
 
 def commands():
-    """Yield the words of every command in PAGES, and the text that may tell what the command
-    costs."""
+    """Yield the words of every command in PAGES, and the text that may tell its cost."""
     for page in PAGES.values():
         paragraphs = page.replace("\\\n", " ").split("\n\n")
         heading = ""
@@ -100,8 +99,8 @@ def read_torchrun(arguments):
 
 
 def script_of(words):
-    """Return (name of the module, its arguments), or ("", words) for a command that is not
-    tested."""
+    """Return (name of the module, its arguments), or ("", words) for other programs than Python and
+    torchrun."""
     if words[0] == "torchrun":
         launch = read_torchrun(words[1:])
         if launch is None:

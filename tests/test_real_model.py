@@ -97,7 +97,6 @@ def test_every_weight_is_that_of_the_wheel():
 
 
 def test_the_torch_engine_gives_the_recorded_answers():
-    """transformers gave the same answers when tools/smollm2.py wrote the folder."""
     network, tokenizer = load_model(str(FOLDER))
     chat = Chat(tokenizer)
     config, *_ = load_config([f"{ROOT}/{path}" for path in CONFIGS] + ["--max_running=5"])

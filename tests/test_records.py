@@ -84,7 +84,7 @@ def test_credit_is_the_mean_advantage_and_the_value_before_the_reply():
 def test_copies_of_a_turn_share_its_credit():
     original = trajectory_of(1)
     system = SimpleNamespace(message=lambda role, text: [7, 2, 8])
-    copy = unmask(original, system)  # tokens 7, 2 and 8 stay masked; 9 is trained on
+    copy = unmask(original, system)  # tokens 7, 2 and 8 stay masked
     note_credit([copy], torch.tensor([1.0, 3.0]), None)
     assert trajectory_record(original, Words())["turns"][0]["advantage"] == 2.0
 

@@ -56,7 +56,6 @@ def whole(trained_folder, tmp_path_factory):
 
 
 def copied(whole, tmp_path):
-    """Return a copy of a run, as if it had ended before writing scores.md."""
     out_dir = tmp_path / "out"
     shutil.copytree(whole[0], out_dir)
     (out_dir / "scores.md").unlink()
@@ -224,7 +223,6 @@ def test_a_signal_ends_a_run_after_the_iteration(
 
 
 def break_environment(monkeypatch, member, fault, *, method, blocking):
-    """Make the environment of one group member fail with `fault` in `method`, reset or step."""
     reset = dialogue.Episode.reset
     healthy = getattr(dialogue.Episode, method)
 

@@ -345,7 +345,7 @@ def test_densities_replace_the_rewards_of_the_environment_only(chat, density, sp
         env.reset(seed, member=member)
         moves = env.demonstrate(12, np.random.default_rng(0)) if member % 2 else []
         while len(moves) < 12:
-            moves.append(rng.choice([*env.actions, "Jump"]))  # Jump is unknown
+            moves.append(rng.choice([*env.actions, "Jump"]))
         pairs = [moves[k : k + 2] for k in range(0, 12, 2)]
         replies = [encode_reply(chat, pair) for pair in pairs]
         (old,) = collect(Script(replies), chat, native, [(seed, member)], **OPTIONS)
@@ -495,7 +495,6 @@ def test_a_shared_prompt_is_prefilled_once(random_model, chat):
     for key in range(10):
         engine.add(key, prompts[key % 2], max_tokens=4, temperature=1.0, seed=(0, key))
     assert engine.step() == []
-    # Prefill leaves out the last token of a prompt.
     assert engine.num_prefilled == len(prompts[0]) - 1 + len(prompts[1]) - 1
 
 
@@ -544,7 +543,7 @@ def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
 
 @pytest.mark.slow
 def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, monkeypatch):
-    """Every second environment takes 0.2 s a step. The others continue during that time."""
+    """Every second environment takes 0.2 s a step."""
     config = small_config()
     expected = play(trained_model, chat, config)
     spy = Spy(make_engine(config, trained_model, chat))
@@ -700,7 +699,7 @@ def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, chat, dtype):
-    """In 16 bits, the batch size changes the rounding of logits, so only the noise is compared."""
+    """In 16 bits, the batch size changes the rounding of logits, so a response may differ."""
     config = small_config(dtype=dtype, max_response_tokens=8)
     prompts = [[5 + i] * (3 + 7 * i) for i in range(6)]
     found = []

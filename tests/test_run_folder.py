@@ -68,7 +68,7 @@ def test_settings_that_a_file_lacks_have_their_defaults(tmp_path):
 
 def test_a_run_continues_with_its_settings_only(tmp_path):
     config = Config(out_dir=str(tmp_path))
-    check_out_dir(config)  # an empty folder
+    check_out_dir(config)
     save_config(config, {}, tmp_path)
     check_out_dir(replace(config, num_iterations=7, grace_s=5.0))
     other = replace(config, gamma=0.5, seed=3)

@@ -107,7 +107,7 @@ def test_the_end_of_the_grace_and_a_second_ctrl_c(numbers, grace_s, code, senten
                     os.kill(os.getpid(), number)
                 time.sleep(30)
         finally:
-            os._exit(1)  # the handler ends the process first
+            os._exit(1)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == code
     assert capfd.readouterr().err.strip().splitlines()[-1] == sentence

@@ -40,7 +40,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def write_gguf(path):
-    """Write a Llama of one layer with random weights in four bits, and a tokenizer of bytes."""
+    """Write a Llama of one layer in four bits, and a tokenizer of bytes."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(128)
@@ -98,7 +98,6 @@ def tiny_wheel(tmp_path_factory):
 
 @pytest.fixture
 def desk(tiny_wheel, tmp_path, monkeypatch):
-    """An empty working folder in which tools.smollm2 accepts the tiny wheel."""
     monkeypatch.chdir(tmp_path)
     checksum = hashlib.sha256(tiny_wheel.read_bytes()).hexdigest()
     monkeypatch.setattr(smollm2, "WHEEL_SHA256", checksum)

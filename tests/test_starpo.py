@@ -1008,7 +1008,6 @@ def test_k3_is_never_negative_even_for_tiny_ratios():
 
 
 def enumerated_policy():
-    """Return three logits, their log-probs and those of a reference."""
     logits = doubles(0.3, -0.7, 1.1).requires_grad_()
     ref_logprobs = doubles(0.5, 0.2, 0.3).log()
     return logits, torch.log_softmax(logits, 0), ref_logprobs

@@ -174,7 +174,7 @@ def play(rng, rates, luck, num_games):
 
 
 def coverages(cell, num_repeats):
-    """Return the shares of intervals that contain the true value, for rates and two differences."""
+    """Return the coverage of intervals for rates and for two kinds of differences."""
     rate, spread, num_games, num_seeds = cell
     rng = np.random.default_rng([round(1000 * x) for x in cell])
     luck = rng.random((num_repeats, 1, NUM_INSTANCES), dtype=np.float32)

@@ -57,7 +57,7 @@ def missing_keys(row):
 
 @pytest.fixture(scope="module")
 def gae_run(trained_folder, tmp_path_factory):
-    """A run of four iterations with a critic, evaluated after 2 and 4. Returns: folder, rows."""
+    """A run of four iterations with a critic, evaluated after 2 and 4."""
     out_dir = tmp_path_factory.mktemp("runs") / "gae"
     return out_dir, run(out_dir, trained_folder, num_iterations=4)
 
@@ -90,7 +90,7 @@ def test_rows_of_a_run(gae_run):
         assert (row["kept_groups"], row["kept_trajectories"], row["bad_steps"]) == (2, 8, 0)
         assert row["grad_norm"] > 1e-3 and row["grad_norm_critic"] > 1e-3
         assert row["entropy"] > 0.01
-    assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # peak of the run so far
+    assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64
     assert rows[0]["explained_variance"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -154,10 +154,7 @@ def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(
 
 
 def leave_as_if_killed(out_dir, whole, rows):
-    """Make the folder look as if the run was killed while it saved iteration 4.
-
-    The row of iteration 3 is written, and the fourth trajectory of iteration 4 is cut off.
-    """
+    """Make the folder look as if the run was killed while it saved iteration 4."""
     shutil.copytree(whole / "checkpoint-000004", out_dir / "partial")
     (out_dir / "partial" / "manifest.json").unlink()
     with (out_dir / "metrics.jsonl").open("a") as file:
@@ -406,7 +403,7 @@ DRIVERS = [
 
 @pytest.mark.parametrize("line", DRIVERS)
 def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
-    """Otherwise device=auto would start on the CPU, where vLLM for GPUs would fail."""
+    """Without this error, device=auto would start on the CPU, where vLLM for GPUs would fail."""
     driver = tmp_path / "version"
     driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
     monkeypatch.setattr(preflight, "DRIVER_FILE", driver)

@@ -211,7 +211,7 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
     epochs = [orders[0:2], orders[2:4], orders[4:6]]
     assert all(first | second == set(range(8)) for first, second in epochs)
     assert any(epoch != epochs[0] for epoch in epochs)
-    assert epochs[0] != [{0, 1, 2, 3}, {4, 5, 6, 7}]  # shuffled
+    assert epochs[0] != [{0, 1, 2, 3}, {4, 5, 6, 7}]
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
@@ -244,7 +244,6 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
 
 
 def test_prompt_text_is_not_trained(trained_folder):
-    """Prompt tokens are no targets of the loss."""
     learner = make_learner(trained_folder, estimator="grpo")
     kept, experience = collect_and_target(learner)
     # An unsharded policy, so that its parts can be used alone.

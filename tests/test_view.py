@@ -90,7 +90,7 @@ def run_folder(tmp_path_factory):
     ]
     lines = to_lines(trained)
     (folder / "eval_start.jsonl").write_text(to_lines([record("bandit", [text])]))
-    (folder / "trajectories.jsonl").write_text(lines + lines[:99])  # the last line is cut off
+    (folder / "trajectories.jsonl").write_text(lines + lines[:99])
     (folder / "config.json").write_text('{"config": {"eval_size": 10}}')
     return folder
 
@@ -172,7 +172,7 @@ def test_records_by_hand(run_folder):
         "statements": [0, 0],
         "sentences": 1,
     }
-    player = trajectories[0]["turns"][0]  # without tokens, the response is shown as one token
+    player = trajectories[0]["turns"][0]
     assert player["text"] == "Arms: Phoenix, Dragon" and player["surprise"] == []
     assert [texts[i] for i in player["tokens"]] == ["<think></think><answer></answer>"]
 

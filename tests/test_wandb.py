@@ -183,7 +183,7 @@ def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypa
     assert exit_codes == [None, 1]
 
 
-@pytest.mark.slow  # starts tools.view
+@pytest.mark.slow
 def test_a_page_that_fails_is_left_out(tmp_path, wandb, capsys):
     Log(tmp_path, [], CONFIG).close()
     assert wandb.runs[0].exit_code == 0 and wandb.runs[0].artifacts == []

@@ -340,8 +340,7 @@ def test_a_win_is_worth_more_than_any_loss(density):
 
 
 def listed_otherwise(instance):
-    """Return the same game, with links of a quest from their other end or things of a household
-    renumbered."""
+    """Return the same game, with a quest's links reversed or a household's things renumbered."""
     if instance[0] == "household":
         *parts, things = instance
         kinds = [name.split()[0] for name, _ in things[::-1]]
