@@ -14,8 +14,7 @@ from engine import make_engine
 from learner import Learner
 from rollout import Trajectory, Turn
 
-# Tests loop over the built-in estimators, because a user's estimator may lack the tested
-# properties.
+# Tests use only built-in estimators, because a user's estimator may lack the tested properties.
 BUILT_IN = (
     "gae",
     "bi_level_gae",

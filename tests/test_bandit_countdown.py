@@ -215,7 +215,7 @@ def test_countdown_draws():
     _, instances = raw_draws("countdown", 600)
     four = sum(len(numbers) == 4 for _, numbers, _ in instances)
     assert abs(four - 300) < 3.5 * math.sqrt(600 / 4)
-    # targets 10 to 40, 41 to 71, 72 to 100
+    # targets 10 to 40, 41 to 71 and 72 to 100
     thirds = Counter((target - 10) // 31 for _, _, target in instances)
     assert set(thirds) == {0, 1, 2} and min(thirds.values()) > 120
     drawn = set()

@@ -190,7 +190,7 @@ def test_a_run_says_it_once_and_at_its_end():
     assert told == ["", "", RAISE_REPLY, "", "", "", ""]
     # an older version counted no cuts
     assert budget_summary([{}] * 3) == budget_summary([]) == ""
-    # only the last 10 rows count, with 9 in which all replies were cut off
+    # Only the last 10 rows count. In 9 of these rows, all replies were cut off.
     wanted = RAISE_REPLY.replace("100%", "90%")
     found = budget_summary([NO_CUTS] * 90 + [ALL_CUT] * 9 + [NO_CUTS])
     assert found == f"in the last iterations, {wanted}"

@@ -97,8 +97,8 @@ def test_same_seed_same_prompts_in_another_process():
 
 
 def test_splits_are_disjoint():
-    # At frozen_prob 0.9, draws often repeat a board: almost a quarter have no holes, and only 240
-    # boards have none.
+    # At frozen_prob 0.9, draws often repeat a board: almost a quarter of boards have no holes, and
+    # only 240 such boards exist.
     env = make_env(LAKE_V2)
     sets = {}
     for split in ("eval", "heldout"):

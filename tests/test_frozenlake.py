@@ -335,7 +335,7 @@ def last_line(board):
 
 
 def test_observation_modes_by_hand():
-    # The player is at (1,1). Holes nearby: (1,3), two to the right, and (2,2), the diagonal one.
+    # The player is at (1,1). Nearby holes are (1,3), two to the right, and (2,2), on the diagonal.
     text = on_lake(LAKE_BOARD, observation="relations").observe()
     relations = "Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole."
     assert text == f"{LAKE_BOARD}\n{relations}"

@@ -466,7 +466,7 @@ def test_good_sequences_are_never_masked():
         advantages = torch.full((2,), advantage)
         found = methods.sequence_mask(new, engine, advantages, numbers, 0.5)
         assert found.tolist() == [kept, kept]
-    # If advantages in a sequence differ, their mean decides whether it is masked.
+    # If advantages in a sequence differ, their mean decides about the mask.
     found = methods.sequence_mask(new, engine, torch.tensor([-1.0, 3.0]), numbers, 0.5)
     assert found.tolist() == [1.0, 1.0]
 

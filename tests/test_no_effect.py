@@ -259,8 +259,8 @@ def test_clips_act_on_mismatch_in_the_first_step():
         assert list(inert_settings(replace(config, **changes), given)) == ["value_clip"]
         again = replace(config, **changes, recompute_old_logprobs=True)
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
-        # With recomputed log-probs, the torch engine still returns its own for sequence_mask. vLLM
-        # returns none, so the mask compares the policy with itself.
+        # The torch engine returns its log-probs for sequence_mask even if the trainer recomputes
+        # them. vLLM returns none, so the mask compares the policy with itself.
         assert inert_settings(again, ["sequence_mask"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
     assert list(inert_settings(on_vllm, ["sequence_mask"])) == ["sequence_mask"]

@@ -200,8 +200,8 @@ def test_slips_faults_and_credit_are_shown(page):
     assert page.locator(".fact").all_text_contents()[-1] == "✓ valid"
     note = "The filter kept this group: the standard deviation of its scores is 0.5. "
     assert texts_of(page, "#filter-note") == [f"{note}It kept 1 of 8 groups."]
-    # The largest advantage of the group, 1.5, has a bar of half the width. A card shows turn 2 or
-    # the last turn before it.
+    # The largest advantage of the group, 1.5, has a bar of half the width. A card shows turn 2, or
+    # an earlier last turn.
     widths = "all => all.map(fill => Math.round(parseFloat(fill.style.width)))"
     assert page.locator(".turns .bar i").evaluate_all(widths) == [50, 17]
     assert page.locator(".card .bar").evaluate_all("all => all.map(bar => bar.className)") == [
@@ -502,8 +502,8 @@ def test_two_runs_are_filtered_by_who_succeeds(two):
         "neither succeeds",
     }
     two.select_option("#comparison", "only a succeeds")
-    # Member 0 succeeded in run a and failed in run b. Member 1 failed in both runs, so it is not in
-    # the list.
+    # Member 0 succeeded in run a and failed in run b. Member 1 failed in both runs and is not
+    # listed.
     assert two.locator(".row .details").all_text_contents() == [
         "member 0 · success · 2 turns · a",
         "member 0 · failure · 1 turn · b",

@@ -321,8 +321,8 @@ def test_a_thread_does_not_stop_the_clock_of_the_main_one():
 def test_groups_with_errors_are_left_out_of_the_update(
     trained_folder, tmp_path, monkeypatch, capsys
 ):
-    # The first six episodes are evaluation games, so the 13th episode is the 7th of training, in
-    # group 1.
+    # The first six episodes are evaluation games. The 13th episode is the 7th of training, in group
+    # 1.
     wrong = 6 + 7
     episodes = []
     filtered = []

@@ -114,7 +114,7 @@ def test_two_records_of_one_policy_are_two_rows(two_runs, record, tmp_path, caps
     more.write_text("\n".join([*first, *again]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [policy, f"{policy} (2)"]
-    # A repeated game is not a second sample.
+    # A repeated game is not a second sample of its prompt.
     more.write_text("\n".join([*first, *first]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     out = capsys.readouterr().out

@@ -51,8 +51,8 @@ def test_box_stops_at_wall_and_at_box():
 
 
 def test_rewards_for_boxes_on_and_off_target():
-    # With two boxes, one on its target does not end the game. Right pushes the first box onto the
-    # target (+1 - 0.1), Right again pushes it off (-1 - 0.1).
+    # With two boxes, a box on its target does not end the game. Right pushes the first box onto the
+    # target (+1 - 0.1), Right again pushes the box off (-1 - 0.1).
     env = in_room("######\n#PXO_#\n#____#\n#_XO_#\n#____#\n######")
     on = env.step("Right")
     assert on.reward == pytest.approx(0.9) and not on.terminated
@@ -227,7 +227,7 @@ def test_observation_modes_by_hand():
 
 
 def test_each_box_has_its_own_target():
-    # The free box has the free target, though the taken target is nearer.
+    # The free box gets the free target, though the taken target is nearer.
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
     assert env.observe() == board + (

@@ -177,8 +177,8 @@ TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
 NORMALISED_WITHIN = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
 R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
 NORMALISED = [
-    # mean scores: group 1.5 and 4, batch 11 / 4, env 3 and 2.5. The last turn takes the change
-    # of the score.
+    # mean scores: group 1.5 and 4, batch 11 / 4, env 3 and 2.5. The last turn of a trajectory takes
+    # the change of its score.
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
@@ -1058,7 +1058,7 @@ def test_explained_variance():
     )  # residuals (-2, 2)
     assert explained_variance(doubles(1, 2), doubles(4, 4)) == 0.0
     assert explained_variance(doubles(1, 2), doubles(0.3, 0.1 + 0.2)) == 0.0
-    # differences of 1e-7 of the returns are rounding errors
+    # The returns differ by 1e-7 of their size, which is a rounding error.
     assert explained_variance(doubles(1, 2), doubles(1e4, 1e4 + 1e-3)) == 0.0
     assert explained_variance(doubles(1), doubles(2)) == 0.0
     assert explained_variance(doubles(), doubles()) == 0.0

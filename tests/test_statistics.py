@@ -25,7 +25,8 @@ def test_doctests():
 
 
 def test_wilson_interval_by_hand():
-    # For k = 0 the ends are 0 and z^2 / (n + z^2) = 3.841459 / 13.841459. k = n mirrors this.
+    # For k = 0 the ends are 0 and z^2 / (n + z^2) = 3.841459 / 13.841459. The ends for k = n mirror
+    # these.
     assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-6)
     assert wilson_interval(10, 10) == pytest.approx((0.722467, 1.0), abs=1e-6)
     # For k = n / 2 the half width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256),
