@@ -98,7 +98,6 @@ def chat(tokenizer):
 
 @pytest.fixture
 def small_tokenizer(monkeypatch, tokenizer):
-    """Let `build_tiny` reuse the fixture `tokenizer`."""
     from studies.base_model import tiny_model
 
     monkeypatch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)

@@ -162,7 +162,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 
 def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_path, monkeypatch):
-    """torch.cuda is patched, so that the test runs on a CPU."""
     synchronized = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(1))

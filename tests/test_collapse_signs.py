@@ -33,7 +33,6 @@ def healthy(num_rows):
 
 
 def changed(rows, start, **changes):
-    """Return `rows` with `changes` (values or functions of the row) from index `start` on."""
     result = list(rows[:start])
     for row in rows[start:]:
         values = {key: new(row) if callable(new) else new for key, new in changes.items()}

@@ -586,7 +586,6 @@ def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_
 
 
 def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
-    """train.py only checks the types of settings of tools.sft."""
     path = config_file(tmp_path, "seed = 3\nsft_lr = 0.5\n")
     config, _, sources = load_config([path])
     assert (type(config), config.seed) == (Config, 3)

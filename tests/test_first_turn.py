@@ -155,7 +155,6 @@ def test_a_draw_that_never_ends(tmp_path, monkeypatch):
 
 @pytest.fixture
 def meeting(monkeypatch):
-    """Let each reset wait until four resets run at once."""
     barrier = threading.Barrier(4)
     reset = dialogue.Episode.reset
 

@@ -209,7 +209,6 @@ def test_a_run_refuses_entries_of_another_kind(name, kind, folder):
 
 
 def test_what_a_run_does_not_open_is_left_alone(folder, target):
-    """W&B offline and users make such links."""
     save_config(Config(), {}, folder)
     for name in ("wandb/latest-run", "wandb/debug.log", "newest", "notes.jsonl", "best/notes"):
         path = folder / name

@@ -217,7 +217,6 @@ def test_a_mixture_of_67_environments_draws_the_splits_of_each_once(fake_gem):
 
 @pytest.mark.parametrize("splits", ["seen", "seed"])
 def test_settings_that_cannot_be_met_are_refused_before_the_run(fake_gem, monkeypatch, splits):
-    """With splits=seed, no game is made before check_envs() tries a first turn."""
     monkeypatch.setattr(envs, "DRAW_LIMIT_S", 0.2)
     config = small_config(env=f"gem:game:Never-v0,splits={splits}", step_timeout_s=0.2)
     with pytest.raises(UserError, match="something impossible|no answer within 0.2 s$"):

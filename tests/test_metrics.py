@@ -69,7 +69,6 @@ def test_groups_of_names():
 
 
 def test_metrics_of_an_iteration_by_hand():
-    """One of four groups has an error, and the filter keeps one."""
     first, second = two_trajectories()  # scores 0.9 and 0
     good = [first, second, second, second, first, first]
     sampled = [*good, replace(first, status="error"), first]

@@ -607,7 +607,6 @@ def test_hub_name_without_network(monkeypatch, capsys):
 
 
 def test_a_model_of_the_hub_is_loaded_from_the_cache(monkeypatch):
-    """Adapters store the hub name of the model, so the cache folder must not replace it."""
     asked = []
 
     def snapshot_download(name, **options):

@@ -442,8 +442,6 @@ def test_marks_of_messages_cannot_be_written_as_text(folders, name):
 
 @each_family
 def test_the_parser_sees_the_tags_of_a_sampled_reply(folders, name):
-    """Qwen3 and SmolLM3 have tokens for <think> and </think>; other families use several for
-    each."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     has_tokens = "<think>" in FAMILIES[name].added
@@ -504,8 +502,7 @@ def test_settings_that_no_attention_of_ours_computes(tmp_path, changes, sentence
 
 
 def test_a_bias_that_vllm_leaves_out():
-    """vLLM 0.32 leaves out a bias of Qwen3, which changes log-probs of random weights by 0.7
-    nats."""
+    """vLLM 0.32 leaves out a bias of Qwen3. Log-probs are then off by 0.7 nats on average."""
     check_architecture("a/b", Qwen3Config(attention_bias=False))
     check_architecture("a/b", LlamaConfig(attention_bias=True, mlp_bias=True))
     with pytest.raises(UserError) as error:

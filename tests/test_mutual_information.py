@@ -232,8 +232,6 @@ def test_shared_prompts_weigh_like_their_copies():
 
 
 def test_thoughts_that_identify_their_prompts_reach_the_bound():
-    """If a thought can only follow its own prompt, the mutual information is the entropy of the
-    prompts."""
     own = [0, 2, 2, 1, 2, 0]
     certain = torch.full((3, 6), -1e9)
     certain[torch.tensor(own), torch.arange(6)] = 0.0

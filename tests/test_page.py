@@ -418,7 +418,6 @@ def test_links_by_hand(page):
 
 
 def click_iteration(page, step):
-    """Click on the curve, 3 pixels right of iteration `step`, and return the tooltip."""
     x = page.evaluate(f"layOutStrip(element('curve').value).x({step})")
     box = page.locator("#strip svg").bounding_box()
     page.mouse.move(box["x"] + x + 3, box["y"] + 40)

@@ -143,7 +143,7 @@ def test_two_ranks_train_like_one_and_one_continues(one_process, trained_folder,
 
 
 def test_two_nodes_train_like_one_process(one_process, trained_folder, tmp_path):
-    """Two torchrun agents on this machine act as two nodes. The mesh is replicate=2, shard=2."""
+    """Two torchrun agents on this machine act as two nodes."""
     rows, arguments, _ = one_process
     command = [*TORCHRUN, *NODES, *arguments, f"--out_dir={tmp_path}/out"]
     nodes = [start_node(command, trained_folder) for _ in range(2)]

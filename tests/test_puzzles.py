@@ -26,7 +26,6 @@ LOOKS = {
 
 
 def sticker_places():
-    """Return (corner, outward direction) of each of the 24 stickers."""
     places = []
     for face in rubik.FACES:
         out, right, down = map(np.array, LOOKS[face])

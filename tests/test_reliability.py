@@ -49,7 +49,6 @@ def one_rank():
 
 @pytest.fixture(scope="module")
 def whole(trained_folder, tmp_path_factory):
-    """A run of three iterations without a fault, evaluated and saved each time."""
     out_dir = tmp_path_factory.mktemp("whole") / "out"
     parallel.init_distributed(small_config())
     return out_dir, run(out_dir, trained_folder, num_iterations=3, **EACH)

@@ -69,8 +69,6 @@ def sampled_logprobs(trajectory, logits):
 
 
 class Spy:
-    """An engine that passes all calls on to another engine and records requests and samples."""
-
     def __init__(self, engine):
         self.engine = engine
         self.asked = {}
@@ -543,7 +541,6 @@ def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
 
 @pytest.mark.slow
 def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, monkeypatch):
-    """Every second environment takes 0.2 s a step."""
     config = small_config()
     expected = play(trained_model, chat, config)
     spy = Spy(make_engine(config, trained_model, chat))
@@ -678,7 +675,6 @@ def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, mo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_engine_on_a_cpu_keeps_one_copy_of_its_head_in_float32(trained_model, chat, dtype):
-    """The copy saves converting the head in each decode step."""
     name = str(dtype).removeprefix("torch.")
     engine = make_engine(small_config(dtype=name), trained_model, chat)
     weights = {key: 2 * value for key, value in trained_model.state_dict().items()}

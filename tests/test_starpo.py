@@ -342,7 +342,7 @@ def test_filter_strategies_by_hand(strategy, keep, options, kept):
 
 
 def test_smallest_keeps_groups_with_variance():
-    """RAGEN-2 excludes groups without variance first, then ranks. A quarter of eight is two."""
+    """RAGEN-2 excludes groups without variance first, then ranks."""
     std = doubles(0.55, 0.03, 0, 0.54, 0, 0.79, 0.3, 0.45)
     assert starpo.filter_groups(std, std, keep=0.25, smallest=True).tolist() == [1, 6]
     assert starpo.filter_groups(std, std, keep=0.25).tolist() == [0, 5]

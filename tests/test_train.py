@@ -57,7 +57,6 @@ def missing_keys(row):
 
 @pytest.fixture(scope="module")
 def gae_run(trained_folder, tmp_path_factory):
-    """A run of four iterations with a critic, evaluated after 2 and 4."""
     out_dir = tmp_path_factory.mktemp("runs") / "gae"
     return out_dir, run(out_dir, trained_folder, num_iterations=4)
 

@@ -277,7 +277,6 @@ def test_the_loss_moves_probability_towards_advantage(trained_folder):
 
 
 def compile_without_compiler(monkeypatch):
-    """Make torch.compile only trace graphs, which PyTorch then runs eagerly."""
     compile_module = torch.nn.Module.compile
 
     def compile_eagerly(module, **options):
@@ -325,7 +324,6 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
 
 @pytest.mark.parametrize("engine_dtype, low, high", [("auto", 0, 1e-6), ("bfloat16", 1e-4, 0.05)])
 def test_an_engine_of_another_type_gives_other_log_probs(trained_folder, engine_dtype, low, high):
-    """The engine has the dtype of the trainer, float32, unless engine_dtype is set."""
     learner = make_learner(trained_folder, engine_dtype=engine_dtype)
     expected = torch.float32 if engine_dtype == "auto" else torch.bfloat16
     assert {weight.dtype for weight in learner.engine.model.parameters()} == {expected}
@@ -460,7 +458,6 @@ def unchanged(learner, before):
 
 
 def spoil(where, learner, monkeypatch):
-    """Make the loss NaN, or one gradient of the policy or the critic infinite."""
     policy_loss, backward = starpo.ppo_loss, train.backward
 
     def spoilt_loss(*args, **options):

@@ -61,7 +61,6 @@ class FakeRun:
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A stand-in for the package, with a list `runs`."""
     fake = ModuleType("wandb")
     fake.runs = []
     fake.Error = WandbError
