@@ -45,10 +45,10 @@ from players import ReferencePlayer
 from rollout import (
     Rollout,
     Trajectory,
+    check_errors,
     make_episode,
     play_all,
     split_by_context,
-    without_errors,
 )
 from support.log import progress_bar
 from support.no_effect import print_unread
@@ -139,7 +139,7 @@ def evaluate(
             temperature=config.eval_temperature,
             on_done=lambda: bar.update(world_size()),
         )
-    without_errors(trajectories, config)  # raises for many errors; a few count as failures
+    check_errors(trajectories, config)
     sampled = [trajectory for trajectory in trajectories if trajectory.num_response_tokens]
     sequences = split_by_context(sampled, config)
     _, entropy = forward_sequences(
@@ -194,7 +194,7 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
     """Play each of the fixed prompts `samples` times with a reference player.
 
     The replies are parsed like those of a policy.
-    Raises: UserError if too many games fail, see `rollout.without_errors`."""
+    Raises: UserError if too many games fail, see `rollout.check_errors`."""
     rollouts = []
     players = []
     for index, member in product(range(config.eval_size), range(samples)):
@@ -202,7 +202,7 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
         rollouts.append(Rollout(make_episode(config), (index,), member=member))
         players.append(ReferencePlayer(player, rng))
     trajectories = play_all(rollouts, players, config.eval_split)
-    without_errors(trajectories, config)
+    check_errors(trajectories, config)
     return trajectories
 
 

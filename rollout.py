@@ -371,32 +371,24 @@ def failed_outcome(error: object) -> TurnOutcome:
     return TurnOutcome("", 0.0, "error", TurnRecord(actions=[], error=str(error)))
 
 
-def without_errors(
-    trajectories: Sequence[Trajectory], config: Config, group_size: int = 1
-) -> list[Trajectory]:
-    """Drop each group with an error, because advantages compare whole groups.
-
-    Evaluation calls this function only for its printed sentence and its UserError.
+def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> None:
+    """Print how many trajectories ended in an error, and stop the run if there are too many.
 
     At most the fraction max_error_frac of all trajectories may fail. Unless max_error_frac is 0,
     one whole group may always fail, because its instance may be impossible to play.
 
-    Raises: UserError with the first error if more trajectories failed, or if no group is left."""
+    Raises: UserError with the first error if more trajectories failed, or if every group has one.
+    """
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:
-        return list(trajectories)
-    failed_groups = groups_with_errors(trajectories, group_size)
-    kept = []
-    for index, trajectory in enumerate(trajectories):
-        if index // group_size not in failed_groups:
-            kept.append(trajectory)
+        return
     allowed = config.max_error_frac * len(trajectories)
     if config.max_error_frac > 0:
         allowed = max(allowed, group_size)
     counts = f"{len(failed)} of {len(trajectories)} trajectories ended in an error"
     reason = printable(failed[0].error)
     sentence = f"{counts} (the first, in {failed[0].env}: {reason})"
-    if len(failed) > allowed or not kept:
+    if len(failed) > allowed or not without_errors(trajectories, group_size):
         raise UserError(
             f"{sentence}; at most {int(allowed)} may (max_error_frac is {config.max_error_frac}), "
             "and at least one whole group must be left"
@@ -405,6 +397,15 @@ def without_errors(
         f"{sentence}; training drops their groups, and evaluation counts each as a failure",
         flush=True,
     )
+
+
+def without_errors(trajectories: Sequence[Trajectory], group_size: int) -> list[Trajectory]:
+    """Return the groups without an error. Advantages compare whole groups."""
+    failed_groups = groups_with_errors(trajectories, group_size)
+    kept = []
+    for index, trajectory in enumerate(trajectories):
+        if index // group_size not in failed_groups:
+            kept.append(trajectory)
     return kept
 
 

@@ -48,6 +48,7 @@ from learner import Learner, build_learner
 from packing import PackedBatch, pack
 from rollout import (
     Trajectory,
+    check_errors,
     groups_with_errors,
     split_by_context,
     unmask,
@@ -119,8 +120,7 @@ def iterate(
     """Do one round of rollout and update.
 
     Args: history: metrics of earlier iterations, for the moving averages of `measure_collapse`.
-    Returns: the metrics of this iteration (None: not measured), and its trajectories without the
-        groups that had an error."""
+    Returns: the metrics of this iteration (None: not measured), and the groups without an error."""
     config = learner.config
 
     # -- collect: P groups of N trajectories
@@ -129,7 +129,8 @@ def iterate(
     rollout_timer.stop()
 
     # -- drop: the groups with an error
-    trajectories = without_errors(sampled, config, config.group_size)
+    check_errors(sampled, config, config.group_size)
+    trajectories = without_errors(sampled, config.group_size)
 
     # -- diagnose before the update changes the weights; no timer runs
     collapse = {}

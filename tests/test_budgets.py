@@ -16,7 +16,7 @@ import train
 from dialogue import Episode, TurnRecord
 from engine import Sample
 from envs import make_env, reserved_instances
-from rollout import Trajectory, Turn, collect, without_errors
+from rollout import Trajectory, Turn, check_errors, collect, without_errors
 from support import budget_warnings
 from support.budget_warnings import budget_note, budget_summary, budget_warning, idle_summary
 from support.records import trajectory_record, transcript
@@ -237,11 +237,12 @@ def test_one_instance_that_cannot_start_ends_no_run():
     good = made_up("failure", (None, 1))
     played = [good, good, bad, bad]
     config = small_config(max_error_frac=0.1)
-    assert without_errors(played, config, 2) == [good, good]
+    check_errors(played, config, 2)
+    assert without_errors(played, 2) == [good, good]
     with pytest.raises(UserError, match="2 of 4 trajectories ended in an error"):
-        without_errors(played, replace(config, max_error_frac=0.0), 2)
+        check_errors(played, replace(config, max_error_frac=0.0), 2)
     with pytest.raises(UserError, match="3 of 6 trajectories"):
-        without_errors([good, bad, bad, bad, good, good], config, 2)
+        check_errors([good, bad, bad, bad, good, good], config, 2)
 
 
 def test_an_engine_that_samples_nothing_is_an_error(chat):
@@ -268,7 +269,7 @@ def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
     learner = SimpleNamespace(config=config, step=0, policy=None)
     played = train.collect_rollouts(learner, None, None)
     assert asked == [3, 2]  # [3, 1] if the group with an error counted
-    kept = without_errors(played, config, 2)
+    kept = without_errors(played, 2)
     scores = torch.tensor([trajectory.score for trajectory in kept])
     assert scores.view(-1, 2).std(1).gt(0).sum() == 3
 

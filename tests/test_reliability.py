@@ -366,10 +366,10 @@ def test_a_run_stops_without_a_whole_group(num_errors, counted):
     failed = Trajectory((0,), 0, [error_turn], "error", env="lake")
     good = Trajectory((0,), 0, [Turn([1], [2], [0.0])], "failure")
     config = small_config(max_error_frac=0.25)
-    assert rollout.without_errors([good, good, failed, good], config, 2) == [good, good]
+    assert rollout.without_errors([good, good, failed, good], 2) == [good, good]
     played = [failed] * num_errors + [good] * (4 - num_errors)
     with pytest.raises(ValueError) as error:
-        rollout.without_errors(played, config, 4)
+        rollout.check_errors(played, config, 4)
     assert str(error.value) == (
         f"{counted} trajectories ended in an error (the first, in lake: "
         "OSError: gone); at most 4 may (max_error_frac is 0.25), and at least one whole group must "

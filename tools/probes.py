@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dialogue import Chat
 from engine import make_engine
-from rollout import collect, without_errors
+from rollout import check_errors, collect
 from support.scores import summarize
 
 SEED_PROBE = 13  # separates the random streams of this file from others
@@ -39,7 +39,7 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
             temperature=temperature,
             noise_seed=(config.seed, SEED_PROBE),
         )
-        without_errors(trajectories, config)  # raises if too many games fail; a few count as lost
+        check_errors(trajectories, config)
         logprobs = [logprob for t in trajectories for logprob in t.rollout_logprobs]
         metrics = summarize(trajectories)
         metrics["entropy"] = -sum(logprobs) / len(logprobs)
