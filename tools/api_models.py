@@ -98,7 +98,7 @@ class APIPlayer:
     def __init__(self, url: str, name: str):
         self.url = url
         self.name = name
-        self.has_reported = False  # whether an error of the server was printed
+        self.has_reported = False
 
     def __call__(self, rollout: Rollout) -> Reply:
         config = rollout.config
@@ -122,7 +122,7 @@ class APIPlayer:
 
 
 def messages_of(rollout: Rollout) -> list[dict[str, str]]:
-    """Return the dialogue so far. With context_turns, earlier turns are left out."""
+    """Return the dialogue so far, without turns that context_turns hides from a policy."""
     trajectory = rollout.trajectory
     context_turns = rollout.config.context_turns
     first = max(0, len(trajectory.turns) + 1 - context_turns) if context_turns else 0

@@ -17,17 +17,17 @@ from urllib.parse import urlsplit
 from rollout import Reply
 from tools.web import exchange
 
-ATTEMPTS = 5  # how often a request is tried
+ATTEMPTS = 5
 PAUSE_S = 1.0  # pauses between attempts are 1, 3, 7 and 15 times as long
 TIMEOUT_S = 120.0  # time limit of one attempt
 PROBE_S = 5.0  # time limit of the request that tests the connection
 
 
-@lru_cache  # a script reads its command line twice, but must ask only once
+@lru_cache  # a script reads its command line twice
 def check_server(url: str) -> None:
     """Ask a server for its models, to report a wrong address or key before the slow imports.
 
-    Other statuses than 401 are accepted, because some servers list no models. A late answer is
+    Statuses other than 401 are accepted, because some servers list no models. A late answer is
     accepted, because the server may be busy.
     Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP.
     """
@@ -53,10 +53,10 @@ def check_server(url: str) -> None:
 def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Reply:
     """Request a chat completion from an OpenAI-compatible server.
 
-    Temporary errors are reported to `on_fault`, and the request is repeated: no connection,
-    timeouts, 5xx, 408, 429 and malformed replies.
-    Returns: a reply with as many tokens as the server counted. The first token is the whole text,
-        the other tokens are empty. If the request fails, `Reply.error` says why.
+    After a temporary error, the function calls `on_fault` and repeats the request. Such errors are
+    a missing connection, timeouts, 5xx, 408, 429 and malformed replies.
+    Returns: a reply with as many tokens as the server counted: first the whole text, then empty
+        tokens. If the request fails, `Reply.error` says why.
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
     content = json.dumps(body).encode()

@@ -166,8 +166,7 @@ def best_success(run: TrainedRun) -> float:
 
 
 def cost_to(arm: Arm, threshold: float) -> Cost:
-    """Return the costs of each seed up to its first evaluation with `threshold` % success. Seeds
-    that never reach the threshold are left out."""
+    """Return the costs of each seed that reaches `threshold` % success, up to that evaluation."""
     cost = Cost([], [])
     for run in arm.runs:
         for evaluation in run.evaluations.values():

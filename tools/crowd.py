@@ -32,10 +32,10 @@ from worlds.sokoban_rooms import manhattan_distance
 SEED_CROWD = 15  # separates the random streams of this file from others
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MAX_RANDOM_SHARE = 0.2  # largest share of random turns in a game; each game draws its share
+MAX_RANDOM_SHARE = 0.2  # largest share of random turns that a game draws
 LONGEST_PLAN = 3  # actions; longer plans are slow to compute on slippery ice
 
-# The cost of a move. Costs are compared as tuples.
+# The cost of a move. The parts are compared in order.
 Cost = tuple[float, ...]
 
 
@@ -57,8 +57,7 @@ def draw_player(rng: np.random.Generator, planners: float) -> Player:
 
 
 def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> str:
-    """Return a reply: a true thought and the player's actions. With probability `player.errors`,
-    the actions are random."""
+    """Return a reply: a true thought, then the player's actions or, as an error, random actions."""
     name = "random" if rng.random() < player.errors else player.name
     actions = turn_actions(name, episode, rng)
     thought = " ".join(episode.env.statements())
@@ -66,7 +65,7 @@ def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> s
 
 
 def turn_actions(player: str, episode: Episode, rng: np.random.Generator) -> list[str]:
-    """Return the actions of a player for this turn. Their largest number is random."""
+    """Return the actions of a player for this turn, up to a random number."""
     config = episode.config
     most = min(config.actions_per_turn, episode.env.actions_left)
     count = int(rng.integers(1, most + 1))

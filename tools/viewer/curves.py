@@ -50,7 +50,7 @@ def draw_curves(runs: Sequence[Path], *paths: Path) -> None:
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     """Plot success on the fixed prompts over iterations, and the reference players.
 
-    An arm is one method with several seeds. Args: paths: files to write, PNG or PDF."""
+    An arm is one method with several seeds. Args: paths: PNG or PDF files."""
     looks = {}
     if max(len(arm.name) for arm in arms) > LONGEST_NAME_AT_LINE:
         looks = {arm.name: look_of(i) for i, arm in enumerate(arms)}
@@ -133,8 +133,8 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
     """Return which of n prompts the S seeds solved, (S, n): key 0 before RL, key -1 after RL.
 
-    The result is {} until all seeds are finished. Seeds that end at different iterations have no
-    key -1."""
+    It is {} until all seeds are finished. Key -1 is missing if seeds end at different iterations.
+    """
     if not all(run.is_finished() for run in arm.runs):
         return {}
     env = arm.runs[0].scored_env()

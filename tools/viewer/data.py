@@ -69,8 +69,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
     Returns:
         runs: name, reference players and the result of `describe_curves` for each run.
         trajectories: list of dicts from `describe_trajectory`.
-        texts: list of tokens and system messages, each stored once. Trajectories hold indices
-            into this list.
+        texts: tokens and system messages; trajectories hold indices into this list.
         cells, layers, colors: how to draw boards; see tools/viewer/pictures.py.
 
     Raises:
@@ -98,7 +97,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
             {"name": names[number], "players": players, **describe_curves(rows, records)}
         )
         for record, stage in records:
-            # A file has no settings. Its system messages say whether replies have a thought.
+            # A file has no settings, so the system message tells whether replies have a thought.
             think = "<think>" in record["system"] if run.is_file() else config.think
             trajectory = describe_trajectory(record, stage, think, text_ids)
             trajectory["policy"] = stage if run.is_file() else None
@@ -216,8 +215,8 @@ def describe_trajectory(
 
     Args:
         record, stage: a pair from `read_trajectories` or `read_file`.
-        think: whether responses have a thought, as in the setting `think`.
-        text_ids: text -> number; new texts of this trajectory are added.
+        think: whether responses have a thought.
+        text_ids: text -> number; new texts are added.
 
     Returns:
         The fields below. Links to a trajectory contain its "address".
@@ -266,8 +265,8 @@ def name_outcome(status: str, out_of_actions: bool | None) -> str:
 
 
 def number_prompt(record: dict, trajectory: dict, prompt_ids: dict[tuple, int]) -> int:
-    """Return the number of a prompt. Trajectories with the same iteration and start share it, even
-    if their runs differ."""
+    """Number prompts: trajectories with the same iteration and start share a number, also across
+    runs."""
     first = trajectory["turns"][0]
     start = (trajectory["env"], first["board"], first["text"], *record["seed"])
     key = (record.get("step"), *start)
@@ -412,12 +411,13 @@ def explain_form(response: str, think: bool) -> str:
 
 
 def shown(text: str) -> str:
-    """Escape control characters and marks of writing direction, which could hide text."""
+    """Escape control characters and marks of writing direction, which could hide or reorder
+    text."""
     if text.replace("\n", "").isprintable():
         return text
     return printable(text, limit=10 * len(text) + 10, keep="\n\t")  # an escape has <= 10 characters
 
 
 def number_text(text: str, text_ids: dict[str, int]) -> int:
-    """Return the number of a text. A new text gets the next number."""
+    """Return the number of a text, the next number for a new text."""
     return text_ids.setdefault(shown(text), len(text_ids))

@@ -60,12 +60,8 @@ class Frame(NamedTuple):
 def draw_gif(data: dict, index: int, path: Path) -> None:
     """Write a trajectory as an animated GIF.
 
-    Args:
-        data: from `load_runs` in tools/viewer/data.py.
-        index: number of the trajectory in `data`.
-
-    Raises:
-        UserError: `data` has no trajectory with this number.
+    Args: data: from `load_runs`; index: number of the trajectory in `data`.
+    Raises: UserError if `data` has no trajectory with this number.
     """
     trajectories = data["trajectories"]
     if index >= len(trajectories):
@@ -135,7 +131,7 @@ def response_blocks(turn: dict, arrows: dict[str, str]) -> list[Block]:
 
 
 def make_block(label: str, text: str, *, color: str = INK, weight: str = "normal") -> Block:
-    """Wrap the lines of a block. Characters that UTF-8 cannot encode are replaced."""
+    """Return a block of wrapped lines, without characters that UTF-8 cannot encode."""
     wrapped = "\n".join(fill(line, LINE_CHARACTERS) for line in text.split("\n"))
     return Block(label, wrapped.encode(errors="replace").decode(), color, weight)
 

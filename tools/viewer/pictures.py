@@ -1,7 +1,7 @@
 """Draw the boards of FrozenLake and Sokoban, for the page and the GIFs of tools/view.py.
 
-A cell is a stack of layers, and a layer is a list of shapes. A cell measures 1 by 1. Its origin is
-the upper left corner, and y grows downwards.
+A cell is a stack of layers, and a layer is a list of shapes. A cell measures 1 by 1 from its upper
+left corner; y grows downwards.
 """
 
 import re
@@ -124,7 +124,7 @@ HEADER = re.compile(
 
 
 class Message(NamedTuple):
-    """The parts of a user message. A missing part is an empty string."""
+    """The parts of a user message; "" for a missing part."""
 
     report: str  # on the last turn
     budget: str  # turns and actions that are left
@@ -133,13 +133,9 @@ class Message(NamedTuple):
 
 
 def cells_of(env: str) -> dict[str, tuple[str, ...]]:
-    """Return the layers that draw each symbol of an environment.
+    """Return symbol -> names of layers; {} for an environment without boards.
 
-    Args:
-        env: an environment with its options, as in the setting `env`.
-
-    Returns:
-        symbol -> names of layers; {} for an environment without boards.
+    Args: env: an environment with its options, as in the setting `env`.
     """
     name, _, options = env.partition(":")
     if name == "frozenlake":
@@ -151,11 +147,7 @@ def cells_of(env: str) -> dict[str, tuple[str, ...]]:
 
 
 def split_message(message: str, symbols: Mapping) -> Message:
-    """Split a user message into its parts.
-
-    Args:
-        message: an observation with its header.
-        symbols: the symbols of a board.
+    """Split a user message into its parts. Args: symbols: the symbols of a board.
 
     >>> message = "Reward 0.\\nTurn 2 of 5, 1 action left.\\n_G\\nP_\\nGoal up."
     >>> parts = split_message(message, FROZENLAKE_CELLS)
@@ -183,7 +175,7 @@ def draw_board(axes: Axes, board: str, cells: Mapping[str, tuple[str, ...]]) -> 
 
     Args:
         axes: its limits are set to the board, with a unit square for each cell.
-        board: lines of symbols, of equal length.
+        board: lines of symbols.
         cells: from `cells_of`.
     """
     rows = board.split("\n")
