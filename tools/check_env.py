@@ -53,7 +53,7 @@ SEEDS = range(6)  # the training games that most checks play
 NUM_LOOKS = 4  # games on an instance, to compare it with other instances
 NUM_TRAIN = 100  # training games that are compared with the evaluation games
 NUM_PLAYED = 40  # evaluation games that the expert and the random player play
-EXPERT_ACTIONS = 50  # limit for the expert, which follows plan(), else greedy()
+EXPERT_ACTIONS = 50  # most actions of the expert, which follows plan(), else greedy()
 MAX_TWINS = 0.1  # largest fraction of training games that may look like an evaluation game
 MAX_RANDOM = 0.75  # largest number of wins of the random player per win of the expert
 SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless `blocking` is set
@@ -219,7 +219,7 @@ def action_rng(seed: int) -> np.random.Generator:
 
 
 def random_action(env: Env, rng: np.random.Generator) -> str:
-    """Return a random action, or the next action of the plan without a random player."""
+    """Return a random action. An environment without a random player follows its plan."""
     if missing_method(env, "random"):
         return [*env.plan(1, env.actions_left), "no action"][0]
     return env.random(1, rng)[0]
@@ -364,8 +364,8 @@ def appearance(env: Env, instance: tuple) -> tuple:
 
 
 def check_budget(subject: Subject) -> list[str]:
-    """Check that games end after the last action, pay correct rewards, and accept no further
-    action."""
+    """Check that games end with the action budget, pay correct rewards, and accept no action after
+    the end."""
     problems = []
     for limit in sorted({1, 2, subject.max_actions}):
         env = subject.make(limit)

@@ -166,7 +166,7 @@ def best_success(run: TrainedRun) -> float:
 
 
 def cost_to(arm: Arm, threshold: float) -> Cost:
-    """Return the costs of each seed that reaches `threshold` % success, up to that evaluation."""
+    """Return the costs up to `threshold` % success, for the seeds that reach this success."""
     cost = Cost([], [])
     for run in arm.runs:
         for evaluation in run.evaluations.values():

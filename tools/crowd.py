@@ -40,7 +40,7 @@ Cost = tuple[float, ...]
 
 
 class Player(NamedTuple):
-    """A scripted player that sometimes errs."""
+    """A scripted player."""
 
     name: str
     errors: float = 0.0  # probability that a turn has random actions
@@ -57,7 +57,8 @@ def draw_player(rng: np.random.Generator, planners: float) -> Player:
 
 
 def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> str:
-    """Return a reply: a true thought, then the player's actions or, as an error, random actions."""
+    """Return a reply: a true thought and the player's actions. With probability `player.errors`,
+    the actions are random."""
     name = "random" if rng.random() < player.errors else player.name
     actions = turn_actions(name, episode, rng)
     thought = " ".join(episode.env.statements())
@@ -65,7 +66,7 @@ def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> s
 
 
 def turn_actions(player: str, episode: Episode, rng: np.random.Generator) -> list[str]:
-    """Return the actions of a player for this turn, up to a random number."""
+    """Return the actions of a player for this turn, at most a random number."""
     config = episode.config
     most = min(config.actions_per_turn, episode.env.actions_left)
     count = int(rng.integers(1, most + 1))

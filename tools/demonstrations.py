@@ -25,13 +25,13 @@ from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
 
 SEED_DEMOS = 11  # separates the random streams of this file from others
-COMMIT_ONE = 0.75  # probability that a turn has one action
+COMMIT_ONE = 0.75  # probability that a turn of `shortest` has one action
 
 
 def recite(
     chat: Chat, rollout: Rollout, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play a rollout, which must be reset, with scripted replies.
+    """Play a reset rollout with scripted replies.
 
     Raises: UserError if the environment fails."""
 
@@ -150,8 +150,8 @@ def check_player(env: Env, player: str) -> None:
 
 
 def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> str:
-    """Return a reply: a true thought, then the player's actions or, with probability `noise`,
-    random actions."""
+    """Return a reply: a true thought and the player's actions. With probability `noise`, the
+    actions are random."""
     config = episode.config
     env = episode.env
     most = min(config.sft_actions, config.actions_per_turn, env.actions_left)

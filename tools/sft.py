@@ -5,8 +5,8 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
---export writes demonstrations (400 above: 25 steps of 16) and does not train. --sft_file trains on
-such a file.
+--export writes demonstrations and does not train: the example writes 400 for 25 steps of 16.
+--sft_file trains on such a file.
 
 Without --sft_file, scripted players generate the demonstrations. With torchrun, the processes share
 each step. An interrupted run continues from out_dir, by default out/NAME_sft for config/NAME.py.
@@ -413,7 +413,7 @@ def load_state(
 
 
 def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
-    """Return AdamW. Unless `sft_muon_lr` is 0, Muon takes the matrices of the transformer blocks."""
+    """Return AdamW. With `sft_muon_lr`, Muon takes the matrices of the transformer blocks."""
     matrices = []
     others = []
     for name, p in trainable_parameters(policy).items():

@@ -110,7 +110,7 @@ TEMPLATE = PAGE / "page.html"
 STYLE = "{{style}}"  # placeholders in the template
 DATA = "{{data}}"
 SCRIPTS = "{{scripts}}"
-# in the order of execution
+# scripts of the page, in the order of execution
 SCRIPT_NAMES = ("data", "elements", "boards", "marks", "list", "pane", "strip", "link", "start")
 REFRESH_S = 5  # seconds after which the browser reloads a page that follows a run
 POLL_S = 2.0  # seconds after which --follow looks for new records again
@@ -207,7 +207,7 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return the sizes and times of each run's files; [] for a run without trajectories."""
+    """Return sizes and times of each run's files, to notice new records; [] before the first."""
     states = {}
     for run in runs:
         files = [run / name for name in (*STAGES, "metrics.jsonl", "scores.json")]
