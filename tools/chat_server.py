@@ -1,6 +1,6 @@
 """Requests chat completions from an untrusted OpenAI-compatible server.
 
-This module must not import torch: a server that cannot be reached is reported within seconds.
+This module must not import torch, so that an unreachable server is reported within seconds.
 """
 
 from configurator import UserError, printable
@@ -19,8 +19,8 @@ from tools.web import exchange
 
 ATTEMPTS = 5
 PAUSE_S = 1.0  # pauses between attempts are 1, 3, 7 and 15 times as long
-TIMEOUT_S = 120.0  # time limit of one attempt
-PROBE_S = 5.0  # time limit of the request that tests the connection
+TIMEOUT_S = 120.0  # of one attempt
+PROBE_S = 5.0  # time limit of the first request
 
 
 @lru_cache  # a script reads its command line twice

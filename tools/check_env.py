@@ -121,7 +121,7 @@ def subject_of(spec: str, config: Config) -> Subject:
 def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
     """Run all checks in a new process, because the environment may end its process.
 
-    Returns: findings and notes. Raises: as `check_environment`."""
+    Raises: as `check_environment`."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=send_findings, args=(subject, writer))

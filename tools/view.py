@@ -112,8 +112,8 @@ DATA = "{{data}}"
 SCRIPTS = "{{scripts}}"
 # scripts of the page, in the order of execution
 SCRIPT_NAMES = ("data", "elements", "boards", "marks", "list", "pane", "strip", "link", "start")
-REFRESH_S = 5  # seconds after which the browser reloads a page that follows a run
-POLL_S = 2.0  # seconds after which --follow looks for new records again
+REFRESH_S = 5  # seconds between two reloads of the page
+POLL_S = 2.0  # seconds between two looks for new records
 
 
 def main(argv: list[str]) -> None:
@@ -157,7 +157,7 @@ def page_path(source: Path, compares: bool) -> Path:
 def write_page(runs: list[Path], path: Path, refresh_s: int = 0) -> None:
     """Write the page of one or two runs or files.
 
-    Args: refresh_s: seconds after which the browser loads the page again; 0 = never."""
+    Args: refresh_s: seconds between two reloads in the browser; 0 = never."""
     data = load_runs(runs)
     data["refresh_s"] = refresh_s
     data["written"] = time.strftime("%H:%M:%S")

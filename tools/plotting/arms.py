@@ -113,8 +113,7 @@ def read_run(folder: Path) -> TrainedRun:
 
 
 def read_code_diff(folder: Path, commit: str) -> str | None:
-    """Return the diff between the commit and the code of a run: "" for no known difference, None if
-    the run did not save the diff."""
+    """Return the diff between the commit and the code of a run; None if the run did not save it."""
     path = folder / code_version.NAME
     if path.is_file():
         return read_text(path)

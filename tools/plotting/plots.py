@@ -75,7 +75,7 @@ def draw_metric(axes: Axes, metric: str, curves: Curves, looks: dict[str, dict])
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """Group curves by environment, and remove this first word of their labels."""
+    """Group curves by the environment that begins their label, and remove this word."""
     columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
@@ -116,8 +116,8 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % intervals over prompts and seeds of I evaluations: lower and upper ends (I,).
 
-    An interval is `rate_interval` if the solved prompts are known, else the wider
-    `interval_of_rates`, and NaN if a seed has no rate.
+    An interval is `rate_interval` if the solved prompts are known, else `interval_of_rates`, a
+    little wider. It is NaN if a seed has no rate.
 
     Args:
         rates: success rates of S seeds, (S, I).

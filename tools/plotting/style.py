@@ -179,7 +179,7 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
             fontsize=font_size,
             verticalalignment="center",
             transform=transform,
-            parse_math=False,  # a name may hold dollar signs
+            parse_math=False,
         )
 
 

@@ -24,7 +24,7 @@ WIDTH = 7.0
 BOARD_SIZE = 3.2
 MARGIN = 0.15
 TEXT_LEFT = 3.65
-LINE_CHARACTERS = 36  # characters that fit between TEXT_LEFT and the right margin
+LINE_CHARACTERS = 36  # fit beside the board
 FONT_SIZE = 12  # points
 LABEL_SIZE = 9.5
 LINE_HEIGHT = 0.23
@@ -32,7 +32,7 @@ BLOCK_GAP = 0.14  # space below a block of text
 INK = "#24282c"
 GRAY = "#6f757b"
 FAILED = "#c65d45"
-TURN_MS = 2500  # milliseconds for which the frame of a turn is shown
+TURN_MS = 2500  # milliseconds of a frame
 END_MS = 4000
 ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
 
@@ -131,7 +131,7 @@ def response_blocks(turn: dict, arrows: dict[str, str]) -> list[Block]:
 
 
 def make_block(label: str, text: str, *, color: str = INK, weight: str = "normal") -> Block:
-    """Return a block of wrapped lines, without characters that UTF-8 cannot encode."""
+    """Wrap a text into a block, and replace characters that UTF-8 cannot encode."""
     wrapped = "\n".join(fill(line, LINE_CHARACTERS) for line in text.split("\n"))
     return Block(label, wrapped.encode(errors="replace").decode(), color, weight)
 
