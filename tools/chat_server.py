@@ -23,7 +23,7 @@ TIMEOUT_S = 120.0  # of one attempt
 PROBE_S = 5.0  # time limit of the first request
 
 
-@lru_cache  # a script reads its command line twice
+@lru_cache  # a script reads its command line twice, but asks once
 def check_server(url: str) -> None:
     """Ask a server for its models, to report a wrong address or key before the slow imports.
 

@@ -25,7 +25,7 @@ OPTIONS = {"threshold": float, "out": str}
 class Command(NamedTuple):
     """A parsed command line."""
 
-    groups: list[list[Path]]  # the folders of the runs of each arm
+    groups: list[list[Path]]  # the runs of each arm
     threshold: float | None  # success in per cent; None: `highest_shared_level`
     out: str  # path without endings; "" for out/comparisons/A_vs_B
     left_out: list[str]  # arguments that are files

@@ -63,7 +63,7 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     """Play demonstration number `index`.
 
     A turn is random with probability `sft_noise`, except in the first fraction `sft_clean` of the
-    demonstrations. The crowd ignores both settings.
+    demonstrations and for the crowd.
 
     Raises: UserError if the environment does not have the player `sft_player`."""
     path = (config.seed, SEED_DEMOS, index)

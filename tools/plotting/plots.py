@@ -33,10 +33,7 @@ WINDOW = 9  # iterations of a moving average
 
 
 def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
-    """Draw a column of panels for every environment and a row of panels for every metric.
-
-    Grey lines are reference players with equal success in all curves of a panel.
-    """
+    """Draw a column of panels for every environment and a row of panels for every metric."""
     columns = split_by_env(curves)
     looks = looks_of(columns)
     size = {"width": 1 + PANEL_WIDTH * len(columns), "height": 0.9 + PANEL_HEIGHT * len(metrics)}

@@ -174,7 +174,7 @@ def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) ->
 
     Args: rows: of metrics.jsonl; records: from `read_trajectories` or `read_file`.
     Returns: steps: the iterations; curves: name and values of each metric in CURVES, with a value
-        or None for each step; eval: (iteration, success) of each evaluation, 0 is before RL."""
+        or None for each step; eval: (iteration, success) of each evaluation, 0 before RL."""
     curves = {}
     for key, label in CURVES.items():
         values = [row.get(key) for row in rows]
@@ -411,8 +411,7 @@ def explain_form(response: str, think: bool) -> str:
 
 
 def shown(text: str) -> str:
-    """Escape control characters and marks of writing direction, which could hide or reorder
-    text."""
+    """Escape control characters and marks of writing direction, which could hide text."""
     if text.replace("\n", "").isprintable():
         return text
     return printable(text, limit=10 * len(text) + 10, keep="\n\t")  # an escape has <= 10 characters
