@@ -111,7 +111,7 @@ STARPO_S = curve()  # StarPO-S is the default of the settings
 def online_k(num_epochs: int) -> Curve:
     """Return StarPO-S with `num_epochs` passes over the trajectories of an iteration.
 
-    There are 200 passes in all. With `num_epochs` > 1 an evaluation follows every ten passes."""
+    There are 200 passes in all."""
     if num_epochs == 1:
         return STARPO_S
     return curve(
@@ -146,8 +146,8 @@ def collapsing() -> dict[str, Curve]:
 
     An iteration samples 32 trajectories (dynamic sampling: up to 96) and makes four optimizer steps
     on 8 each, unless the name says otherwise. StarPO-S keeps 8 trajectories, so its four steps
-    train on 2 each. Dynamic sampling and SAMPO drop groups of equal rewards, so they may make fewer
-    steps. A bfloat16 engine runs at 1e-3, a rate at which StarPO with a float32 engine survives.
+    train on 2 each. A bfloat16 engine runs at 1e-3, a rate at which StarPO with a float32 engine
+    survives.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -209,7 +209,7 @@ def estimators() -> dict[str, Curve]:
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
     sokoban = {"num_groups": 16, "format_penalty": -1.0}  # as in studies/imitation/comparison.py
-    plan = {"reward_density": "plan", "format_penalty": -0.1}  # small, as a game pays at most 1
+    plan = {"reward_density": "plan", "format_penalty": -0.1}  # small: a game pays at most 1
     curves = {}
     for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):
         ppo, grpo = f"{env}_ppo", f"{env}_grpo"
@@ -236,8 +236,8 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 def echo_trap() -> dict[str, Curve]:
     """Return StarPO, StarPO-S and variants of both, on the bandit after one cold start.
 
-    The cold start is SFT on 120 games of a player that chooses a random arm. It teaches the format
-    of replies. Runs "at 2e-5" have the learning rate of smollm2.py, all others have 8e-5."""
+    The cold start is SFT on 120 games of a player that chooses a random arm. Runs "at 2e-5" have the
+    learning rate of smollm2.py, all others have 8e-5."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
@@ -283,8 +283,7 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
 def guess() -> dict[str, Curve]:
     """Return StarPO and StarPO-S on a game of several turns, guessing a number.
 
-    The cold start (SFT) imitates a player that guesses random numbers. Its thoughts say correctly
-    which numbers are still possible."""
+    The cold start (SFT) imitates a player that guesses random numbers and has true thoughts."""
     cold_start = curve("guess_grpo", sft_steps=25)
     every = {"num_iterations": 20, "eval_every": 10, "eval_size": 128}
     return {
@@ -351,8 +350,7 @@ def reward_densities() -> dict[str, Curve]:
 def split_budget(sft_share: float) -> Curve:
     """Return a curve that spends `sft_share` of BUDGET on demonstrations and the rest on RL.
 
-    An iteration of RL plays 8 groups of 8 games. The SFT stage takes 1,000 steps for any number of
-    demonstrations.
+    An iteration of RL plays 8 groups of 8 games.
     """
     demonstrations = round(sft_share * BUDGET / DEMONSTRATION_PRICE)
     rollouts = (1 - sft_share) * BUDGET

@@ -361,8 +361,7 @@ def test_points_of_two_seeds(results, monkeypatch):
     reproduce.show("fig6", "tiny")
     lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # Seed 0 has two evaluations, and one value for each metric: iteration 2 measured none. Seed 1
-    # has two evaluations, and two values of the reward.
+    # Each seed has two evaluations. Seed 0 has one value for each metric, seed 1 has two rewards.
     assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",
@@ -582,8 +581,6 @@ def small(overrides):
 
 @pytest.mark.slow
 def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
-    """Train the last curve of every figure of the tiny model, in this process."""
-
     def run_here(words, **_):
         if words[1] == "train.py":
             train.main(words[2:])

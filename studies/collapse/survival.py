@@ -70,7 +70,7 @@ class Verdict:
 
     @property
     def precision(self) -> float:
-        """The share of runs with an alarm that collapse after it; 0 without an alarm."""
+        """The share of runs with an alarm that collapse; 0 without an alarm."""
         return self.num_predicted / max(1, self.num_alarmed)
 
     @property
@@ -80,7 +80,6 @@ class Verdict:
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
         total = self.precision + self.recall
         return 2 * self.precision * self.recall / total if total else 0.0
 
