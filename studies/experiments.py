@@ -236,8 +236,8 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 def echo_trap() -> dict[str, Curve]:
     """Return StarPO, StarPO-S and variants of both, on the bandit after one cold start.
 
-    The cold start is SFT on 120 games of a player that chooses a random arm. Runs "at 2e-5" have the
-    learning rate of smollm2.py, all others have 8e-5."""
+    The cold start is SFT on 120 games of a player that chooses a random arm. Runs "at 2e-5" have
+    the learning rate of smollm2.py, all others have 8e-5."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
