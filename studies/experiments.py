@@ -71,8 +71,8 @@ class Scale:
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
     """Return a curve without the overrides that equal a default of SftConfig.
 
-    Curves with equal settings then have equal folder names. To restore a default that one of the
-    files changes, call `Curve` itself."""
+    Equal runs then have equal folder names. To restore a default that one of the files changes,
+    call `Curve` itself."""
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 
@@ -147,7 +147,7 @@ def collapsing() -> dict[str, Curve]:
     An iteration samples 32 trajectories (dynamic sampling: up to 96) and makes four optimizer steps
     on 8 each, unless the name says otherwise. StarPO-S keeps 8 trajectories, so its four steps
     train on 2 each. A bfloat16 engine runs at 1e-3, a rate at which StarPO with a float32 engine
-    survives.
+    does not collapse.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -202,8 +202,8 @@ def collapse_cell(*overlays: str, **overrides: object) -> Curve:
 def estimators() -> dict[str, Curve]:
     """Return estimators of advantages at about equal CPU time, with the settings of tiny_best.py.
 
-    An iteration with a critic takes 1.5 times as long, so runs with a critic have fewer iterations.
-    The runs of GAE keep all checkpoints, for studies/credit/measure.py.
+    An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have
+    fewer iterations. The runs of GAE keep all checkpoints, for studies/credit/measure.py.
     """
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}

@@ -101,7 +101,7 @@ def train() -> None:
 
 
 def draw_flagship(path: Path) -> None:
-    """Draw success before RL, after RL and of reference players; a panel an environment."""
+    """Draw success before RL, after RL and of reference players, a panel for each environment."""
     with picture(path, width=8.6, height=4.2) as figure:
         panels = figure.subplots(1, len(WORLDS))
         panel_labels = []
