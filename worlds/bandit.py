@@ -13,7 +13,7 @@ class Bandit(Env):
     The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
     """
 
-    # option `pair` -> low arm/high arm of each game; `jobs_test` is for tests of generalisation
+    # option `pair` -> low arm/high arm of each game
     PAIRS = {
         "phoenix": "Phoenix/Dragon",
         "trader": "Trader/Librarian",
@@ -76,5 +76,5 @@ class Bandit(Env):
         return [self.actions[rng.integers(2)]]
 
     def greedy(self) -> str:
-        """Choose the low arm, which pays the same every time."""
+        """Choose the low arm."""
         return self.low

@@ -1,6 +1,6 @@
-"""Guess a number: a game with the interface of gymnasium, and the wrapper that makes it trainable.
+"""Guess a number: a game with gymnasium's interface, and a wrapper that makes it trainable.
 
-docs/environments.md explains the wrapper. To train:
+To train:
 
     python train.py config/frozenlake_grpo.py config/models/tiny.py \\
         --env=worlds/guess.py:Guess,largest=50 --out_dir=out/guess
@@ -93,7 +93,7 @@ class Guess(Env):
         return str(self.low)
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Guess a random number, even one that is ruled out. RL must learn to use the answers."""
+        """Guess a random number. RL must learn to use the answers."""
         return self.random(1, rng)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:

@@ -1,8 +1,7 @@
 """An interpreter for a small part of Python, with whole numbers and lists of whole numbers.
 
-`repair.py` uses it for the code that a policy writes. No sandbox is needed, because this code is
-never passed to `exec` or run as a program. The interpreter knows only the statements and
-functions below, and limits steps and sizes.
+`repair.py` runs the code that a policy writes in this interpreter. No sandbox is needed, because
+the interpreter knows only the statements and functions below, and limits steps and sizes.
 """
 
 import ast
@@ -30,11 +29,9 @@ class ProgramError(ValueError):
 
 
 def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
-    """Run a function for each of several arguments.
+    """Call a function once for each argument.
 
-    Args:
-        source: the text of one function with one parameter.
-        arguments: the values to call it with.
+    Args: source: the text of one function with one parameter.
     Returns: for each argument, the value that the function returns, or "error: ..." if it fails.
 
     >>> interpret("def half(n): return 6 // n", [2, 0])
@@ -73,7 +70,7 @@ def _product(left: int, right: int) -> int:
 def _list(*parts: int) -> list[int]:
     """Make a list of numbers.
 
-    Raises: TypeError for a list in it, because nested lists could double in size at every step."""
+    Raises: TypeError for a nested list, because its size could double at every step."""
     return [operator.index(part) for part in parts]
 
 
@@ -112,7 +109,7 @@ class Returned(NamedTuple):
     value: int | list[int] | None
 
 
-# executes a statement; None: it did not `return`, so the next statement runs
+# executes a statement; gives None if the next statement is to run
 Statement = Callable[[], Returned | None]
 Expression = Callable[[], int | list[int] | None]  # computes a value
 
@@ -120,9 +117,9 @@ Expression = Callable[[], int | list[int] | None]  # computes a value
 class Program:
     """Turns syntax trees into Python functions that execute them.
 
-    Values are whole numbers, True, False, None and lists of whole numbers. No operation changes a
-    list in place. Compiling raises ProgramError for unknown syntax. Executing raises ProgramError
-    at a limit, and otherwise errors of Python, such as ZeroDivisionError.
+    Values are whole numbers, True, False, None and lists of whole numbers. Compiling raises
+    ProgramError for unknown syntax. Executing raises ProgramError at a limit, or errors of Python
+    such as ZeroDivisionError.
     """
 
     def __init__(self):
@@ -130,7 +127,7 @@ class Program:
         self.steps = 0  # statements and operations executed so far in this call
 
     def count_step(self) -> None:
-        """Count one step, at most MAX_STEPS. Every iteration of a loop counts, so all loops end."""
+        """Count one step. Raises: ProgramError after MAX_STEPS, so that all loops end."""
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise ProgramError("too many steps")
@@ -223,7 +220,7 @@ class Program:
         raise _unknown(node)
 
     def _bool_op(self, decisive: bool, operands: list[Expression]) -> Expression:
-        """Compile `or` (with `decisive` True) or `and` (False).
+        """Compile `or` (`decisive` is True) or `and` (False).
 
         The value is the first operand whose truth value is `decisive`, else the last operand."""
 
@@ -244,7 +241,6 @@ class Program:
         Args:
             node: the expression, for error messages.
             function: None if the operator or function is unknown.
-            arguments: the operands.
         """
         if function is None:
             raise _unknown(node)

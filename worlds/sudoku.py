@@ -1,7 +1,6 @@
 """Sudoku on 4x4 cells. Every puzzle has exactly one solution.
 
-RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. RAGEN-2's default limits
-allow fewer actions than there are empty cells, so the agent cannot win. Here the agent may replace
+RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. Here the agent may replace
 every digit that it wrote, so no mistake is final.
 """
 
@@ -19,7 +18,7 @@ from envs import MAX_DRAWS, Env, Move
 SIZE = 4
 NUM_CELLS = SIZE**2
 DIGITS = range(1, SIZE + 1)
-EMPTY = 0  # stands for an empty cell
+EMPTY = 0
 MAX_EMPTY = 10  # puzzles with 11 or 12 empty cells and one solution exist, but they are rare
 MAX_STATED = 3  # digits that a sentence of `statements` may list
 ACTION = re.compile(r"([1-4])[ ,]+([1-4])[ ,]+([1-4])")  # row, column, digit
@@ -126,7 +125,7 @@ class Sudoku(Env):
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
-        """Write the first of `sure_digits`, else the first empty cell's lowest fitting digit."""
+        """Write the first of `sure_digits`, else the lowest digit that fits the first gap."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]

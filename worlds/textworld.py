@@ -1,8 +1,8 @@
 """TextWorld: games of the package `textworld`, as in arXiv 2510.01132.
 
-The package is optional and imported when a game begins. Differences from that paper, on purpose:
+The package is optional. Differences from that paper, on purpose:
 - Games run in the package's Python logic, not in a z-machine. `statements` makes the observations.
-- A lost game ends without success. The reward is the rise of the score, as a share of the maximum.
+- The reward is the rise of the score, as a share of the maximum.
 """
 
 from configurator import UserError
@@ -124,7 +124,7 @@ class TextWorld(World):
         return move._replace(terminated=self.state.done, effective=changed)
 
     def _description(self, command: str) -> str:
-        """The description of the thing that the command examines; "" if none."""
+        """Return the description of the thing that the command examines; "" if none."""
         text = ""
         for info in self.game.infos.values():
             if info.name and command == f"examine {drop_articles(info.name)}":
@@ -140,9 +140,10 @@ class TextWorld(World):
         return min(0.99, self.state.score / self.game.max_score)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """Return TextWorld's own plan from the present state, which is not always the shortest.
+        """Return TextWorld's own plan from the present state. It is not always the shortest.
 
-        If TextWorld has no plan, return the rest of the walkthrough; () if that is impossible.
+        If TextWorld has no plan, return the rest of the walkthrough, or () if its next command is
+        impossible.
         """
         if self.state.done:
             return ()
@@ -227,10 +228,7 @@ class Scene:
 
 @lru_cache(maxsize=512)  # the members of a group share the game
 def textworld_game(kind: str, w: int, o: int, q: int, rewards: str, goal: str, seed: int):
-    """Make a game like `tw-make custom`, `tw-make tw-simple` or `tw-make tw-cooking`.
-
-    Returns: a textworld.Game.
-    """
+    """Make a textworld.Game like `tw-make custom`, `tw-make tw-simple` or `tw-make tw-cooking`."""
     import textworld
 
     options = textworld.GameOptions()
