@@ -29,7 +29,7 @@ IDLE_VERBS = ("look", "inventory", "examine", "help")  # commands with these ver
 
 
 class ALFWorld(Household):
-    """Games of ALFWorld's data set. Without the data set, games of `Household` in its format.
+    """Games of ALFWorld's data set, or games of `Household` if there is no data set.
 
     The data set is in the folder $ALFWORLD_DATA, by default ~/.cache/alfworld. `blocking` is False,
     because the engine does not support threads.
@@ -95,7 +95,7 @@ class ALFWorld(Household):
         return super()._move(command)._replace(effective=changed)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """The plan that ALFWorld's planner finds from the present state."""
+        """Return the plan of ALFWorld's planner from the present state."""
         if self.terminated:
             return ()
         return tuple(self.engine._pddl_state.replan(self.engine._entity_infos))
@@ -210,7 +210,7 @@ def alfworld_game(instance: tuple) -> dict:
         f"(define (problem one) (:domain alfred) (:objects {' '.join(objects)}) "
         f"(:init {' '.join(facts)})"
     )
-    problem += goal["pddl"].replace("#", "-").format(**words)  # its last ) closes "(define"
+    problem += goal["pddl"].replace("#", "-").format(**words)  # also closes "(define"
     goal_text = goal["templates"][0].format(**words)
     grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", goal_text)
     domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")
@@ -258,8 +258,8 @@ def _add_thing(thing: str, place: str, objects: list[str], facts: list[str]) -> 
 
 
 def _mangled(name: str) -> str:
-    """The identifier that ALFWorld displays as `name`: 'mug_bar_1' for 'mug 1'."""
+    """Return the identifier of a thing or place in ALFWorld: 'mug_bar_1' for 'mug 1'."""
     kind, number = name.split()
-    if kind == "sinkbasin":  # its identifier begins with sink
+    if kind == "sinkbasin":  # the identifier begins with sink
         return f"sink_bar_{number}_bar_{kind}"
     return f"{kind}_bar_{number}"

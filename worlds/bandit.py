@@ -72,7 +72,7 @@ class Bandit(Env):
         return [self.high]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Choose a random arm. No prompt tells which arm is better, so RL must find it out."""
+        """Choose a random arm, so that only RL can find the better one."""
         return [self.actions[rng.integers(2)]]
 
     def greedy(self) -> str:

@@ -1,8 +1,7 @@
 """Countdown: combine numbers to make a target number.
 
-Rules and rewards are those of RAGEN (arXiv 2504.20073), with two deliberate differences. Problems
-are drawn at random, and every problem has a solution. Expressions are computed exactly, without
-`eval`.
+Rules and rewards are those of RAGEN (arXiv 2504.20073). Differences, on purpose: problems are
+random and always have a solution, and expressions are computed exactly, without `eval`.
 """
 
 from configurator import UserError

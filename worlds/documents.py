@@ -38,7 +38,7 @@ MAX_FILE = 100_000_000  # bytes of the file
 
 
 class Document(NamedTuple):
-    """An item or a passage, which a search can show."""
+    """An item or a passage."""
 
     name: str
     text: str

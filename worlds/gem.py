@@ -1,7 +1,6 @@
 """GEM: the text games of the package `gem-llm` (github.com/axon-rl/gem), as `--env=gem:ID`.
 
-The package is optional. Rules, rewards and limits of turns are GEM's, with the differences that
-docs/hubs.md lists.
+The package is optional. docs/hubs.md lists the deliberate differences from GEM.
 """
 
 from configurator import UserError
@@ -32,7 +31,7 @@ REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
 }
-# kind of game -> the module of GEM whose lists of words are replaced
+# kind of game -> GEM's module whose lists of words are replaced
 MODULES_WITH_WORDS = {"Hangman": "hangman", "Wordle": "wordle", "WordSearch": "word_search"}
 WORD_LENGTHS = range(3, 9)  # lengths of the words that replace NLTK's "en-basic"
 
@@ -94,7 +93,7 @@ class Gem(Hub):
         return [self.kind.random(self.game, rng) for _ in range(count)]
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The next actions of the game's reference player, a `plan_...` function below."""
+        """Return the next actions of the reference player, a `plan_...` function below."""
         if self.terminated:
             return []
         if self.kind.plan is None:
@@ -145,7 +144,7 @@ def make_game(name: str, arguments: dict[str, Any]) -> Any:
 
 @lru_cache
 def first_instructions(name: str, arguments: tuple) -> str:
-    """The instructions of the game with seed 0."""
+    """Return the instructions of the game with seed 0."""
     with Isolation().run():
         instructions, _ = make_game(name, dict(arguments)).reset(0)
     return with_answer_tags(instructions)
@@ -238,7 +237,7 @@ def random_of_game(game: Any, rng: np.random.Generator) -> str:
 
 
 def plan_sudoku(game: Any) -> list[str]:
-    """Write the missing digits of `full_grid`. A player can infer them: the solution is unique."""
+    """Write the missing digits. A player can infer them, because the solution is unique."""
     cells = []
     for row, digits in enumerate(game.full_grid):
         for col, digit in enumerate(digits):
@@ -369,7 +368,7 @@ def plan_letters(game: Any) -> list[str]:
     if len(fitting) == 1:
         return [fitting[0].lower()]
     letters = sorted(set("".join(fitting)) - game.guessed_letters)
-    if not letters:  # the fitting words have no new letter
+    if not letters:
         return [fitting[0].lower()]
     return [max(letters, key=lambda letter: sum(letter in word for word in fitting)).lower()]
 
@@ -383,7 +382,7 @@ class Kind(NamedTuple):
     pattern: re.Pattern  # matches the actions that the game can read, in lower case
     random: Callable[[Any, np.random.Generator], str]
     plan: Callable[[Any], list[str]] | None = None
-    guesses: bool = False  # True: a move informs even if the board stays the same
+    guesses: bool = False  # True: a move is effective even if the board stays the same
 
 
 NUMBER = r"[0-9]{1,3}"

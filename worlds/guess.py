@@ -16,7 +16,7 @@ from envs import Env, Move
 
 
 class NumberGame(gymnasium.Env):
-    """Guess a number from 1 to `largest`. The answers are 'higher', 'lower' and 'right'."""
+    """Guess a number from 1 to `largest`."""
 
     observation_space = Text(20, charset=string.ascii_lowercase + string.digits + " ")
     action_space = Text(9, charset=string.digits)
@@ -41,7 +41,7 @@ class NumberGame(gymnasium.Env):
 
 
 class Guess(Env):
-    """The wrapper of `NumberGame`. It adds instances, actions, texts and reference players."""
+    """The wrapper of `NumberGame`."""
 
     repeats = True  # too few instances for disjoint splits
 
@@ -89,7 +89,7 @@ class Guess(Env):
         return [str((self.low + self.high) // 2)]
 
     def greedy(self) -> str:
-        """Guess the lowest number that no answer has ruled out."""
+        """Guess the lowest number that agrees with all answers."""
         return str(self.low)
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:

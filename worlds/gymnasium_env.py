@@ -31,7 +31,7 @@ SUCCESSES = ("reward", "end", "limit")
 class Known(NamedTuple):
     """Texts and settings for the environments that need no options."""
 
-    names: tuple[str, ...] = ()  # names of the actions
+    names: tuple[str, ...] = ()  # of the actions
     values: tuple[str, ...] = ()  # names of the numbers in an observation
     success: str = "reward"
     max_reward: float = 1.0

@@ -168,10 +168,9 @@ class Household(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """Return what a shortest plan may need, for `search`.
+        """Return the things and places that a shortest plan may need, for `search`.
 
-        The result has the wanted things, their places, the tool, the lamp and targets. Of targets
-        in the same state, such as closed, it has only the first."""
+        Of targets in the same state, such as closed, a plan needs only the first."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:

@@ -133,7 +133,7 @@ class Hub(Env):
         return seen or seed
 
     def limit_actions(self, limit: int | None) -> None:
-        """Lower the action budget to the game's own limit. None: the game has no limit."""
+        """Lower the action budget to the game's own limit, if there is one."""
         self.max_actions = self.budget if limit is None else min(self.budget, limit)
 
 

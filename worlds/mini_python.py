@@ -1,7 +1,7 @@
 """An interpreter for a small part of Python, with whole numbers and lists of whole numbers.
 
-`repair.py` runs the code that a policy writes in this interpreter. No sandbox is needed, because
-the interpreter knows only the statements and functions below, and limits steps and sizes.
+`repair.py` runs the code of a policy in this interpreter. No sandbox is needed, because the
+interpreter knows only the statements and functions below, and limits steps and sizes.
 """
 
 import ast
@@ -61,16 +61,12 @@ def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
 
 
 def _product(left: int, right: int) -> int:
-    """Multiply two numbers.
-
-    Raises: TypeError for a list, because a list times a number could fill the memory."""
+    """Multiply. Raises: TypeError for a list, because a list times a number could fill memory."""
     return operator.index(left) * operator.index(right)
 
 
 def _list(*parts: int) -> list[int]:
-    """Make a list of numbers.
-
-    Raises: TypeError for a nested list, because its size could double at every step."""
+    """Make a list. Raises: TypeError if nested, because its size could double at every step."""
     return [operator.index(part) for part in parts]
 
 

@@ -35,8 +35,8 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
     """Return the moves of the safest shortest path to the goal, for every cell with a path.
 
-    The safest path has the lowest risk. The risk is the number of holes into which its moves could
-    slip. Ties are broken in the order Left, Down, Right, Up.
+    The risk of a path is the number of holes into which its moves could slip. Ties are broken in
+    the order Left, Down, Right, Up.
     """
     paths = {}
     risks = {}
@@ -130,7 +130,7 @@ def lake_plans(
 def move_sequences(
     single_moves: np.ndarray, max_length: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """All sequences of 1 to `max_length` moves, with their transition matrices.
+    """Return all sequences of 1 to `max_length` moves, with their transition matrices.
 
     Args:
         single_moves: transition matrices of the four moves, (4, cells, next cells).

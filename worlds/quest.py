@@ -216,10 +216,7 @@ class Quest(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """Return what a shortest plan may need, for `search`.
-
-        The result has the goal's thing and place, all doors, and the places and keys that these
-        need."""
+        """Return the things and places that a shortest plan may need, for `search`."""
         only = {*self.goal, *(name for name in facts if name.endswith("door"))}
         while True:
             containers = {facts[name] for name in only if name in facts}

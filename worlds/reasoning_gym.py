@@ -244,7 +244,7 @@ def is_arithmetic(node: ast.expr) -> bool:
         is_known = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
         if not is_known or node.keywords or not all(map(is_arithmetic, node.args)):
             return False
-        # Values such as exp(exp(exp(9))) would exceed the memory, too.
+        # values such as exp(exp(exp(9))) would exceed the memory
         return not grows(node.func.id) or not any(map(has_growth, node.args))
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, OPERATORS):
         return False

@@ -15,7 +15,7 @@ import numpy as np
 
 from envs import Env, Move
 
-FACES = "URFDLB"  # up, right, front, down, left, back; their stickers are at the places 0 to 23
+FACES = "URFDLB"  # up, right, front, down, left, back; stickers at the places 0 to 23
 # A cube is a text: for each place, the face to which its sticker belongs.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"

@@ -1,7 +1,7 @@
 """A sandbox for shell commands that a policy writes.
 
-A command runs in its own Linux namespaces, without network and other processes. It can read the
-system folders and the Python interpreter, and can change the folder of its task.
+A command runs in its own Linux namespaces, without network. It cannot see other processes. It can
+read the system folders and the Python interpreter, and can change the folder of its task.
 """
 
 import errno

@@ -14,7 +14,7 @@ import numpy as np
 
 DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # (rows, columns) of a step
 TURN_PROB = 0.35  # probability that the digging walk draws a new direction
-# At each step, the walk digs the cells of a random mask: (row, column) in the 3x3 square around it.
+# Each step digs the cells of a random mask: (row, column) in the 3x3 square around the walk.
 MASKS = (
     ((1, 0), (1, 1), (1, 2)),
     ((0, 1), (1, 1), (2, 1)),
@@ -41,7 +41,7 @@ def draw_room(
 
     Args:
         size: cells along each side, walls included.
-        num_boxes: the number of boxes and of targets.
+        num_boxes: the number of boxes, and of targets.
         search_depth: the depth of the search in `reverse_play`.
     """
     floor = dig_floor(rng, size)

@@ -27,7 +27,7 @@ Board = tuple[int, ...]  # the digits of the cells, row by row
 
 
 def _peers(cell: int) -> tuple[int, ...]:
-    """The other cells in the row, the column and the 2x2 box of a cell."""
+    """Return the other cells in the row, the column and the 2x2 box of a cell."""
     row, column = divmod(cell, SIZE)
     box = (row // 2, column // 2)
     peers = []
@@ -97,7 +97,7 @@ class Sudoku(Env):
         )
 
     def statements(self) -> list[str]:
-        """State the first `sure_digits` and the first `clashes` of the board."""
+        """State the first `sure_digits` and `clashes` of the board."""
         sure = sure_digits(self.board)[:MAX_STATED]
         clashing = clashes(self.board, self.given)[:MAX_STATED]
         return [f"Next {listing(sure)}.", f"Clash {listing(clashing)}."]
@@ -153,7 +153,7 @@ def write(board: Board, cell: int, digit: int) -> Board:
 
 
 def candidates(board: Board, cell: int) -> list[int]:
-    """The digits that no other cell in the row, column and box of `cell` has."""
+    """Return the digits that no other cell in the row, column and box of `cell` has."""
     taken = {board[peer] for peer in PEERS[cell]}
     return [digit for digit in DIGITS if digit not in taken]
 
@@ -190,5 +190,5 @@ def solutions(board: Board) -> Iterator[Board]:
 
 @lru_cache(maxsize=1)
 def full_boards() -> list[Board]:
-    """The 288 full boards that keep the rules."""
+    """Return the 288 full boards that keep the rules."""
     return list(solutions((EMPTY,) * NUM_CELLS))

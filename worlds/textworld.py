@@ -140,7 +140,7 @@ class TextWorld(World):
         return min(0.99, self.state.score / self.game.max_score)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """Return TextWorld's own plan from the present state. It is not always the shortest.
+        """Return TextWorld's own plan from the present state, not always a shortest one.
 
         If TextWorld has no plan, return the rest of the walkthrough, or () if its next command is
         impossible.

@@ -1,8 +1,7 @@
 """Tools: answer questions with a search, a calculator and a key-value store, call by call.
 
-In `ToolUse`, questions are about the bundled towns of worlds/documents.py. The towns are the same
-in every game, and the key-value store differs. `OwnData` takes items, passages and questions from a
-user's file.
+`ToolUse` asks about the bundled towns of worlds/documents.py, the same in every game. `OwnData`
+takes items, passages and questions from a user's file.
 """
 
 from configurator import UserError
