@@ -52,7 +52,7 @@ class ALFWorld(Household):
         require_package("alfworld", "requirements/alfworld.txt")
         data = os.environ.get("ALFWORLD_DATA", Path.home() / ".cache/alfworld")
         self.folder = Path(data, "json_2.1.1", part)
-        self.repeats = part != "train"  # the other parts have too few games for disjoint splits
+        self.repeats = part != "train"  # only train has enough games for disjoint splits
 
     # ---------- instances
 
@@ -162,8 +162,8 @@ def start_engine(game: dict):
 def cache_engine_functions() -> None:
     """Cache the results of three slow functions of the engine, and make a fourth copy less.
 
-    Otherwise the engine parses its grammar about 50 times per step. The caches shorten a step from
-    48 ms to 2 ms on one CPU core, and do not change observations.
+    Without the caches, the engine parses its grammar about 50 times per step. The caches shorten a
+    step from 48 ms to 2 ms on one CPU core, and do not change observations.
     """
     import fast_downward
     from textworld.envs.pddl import textgen
@@ -172,7 +172,7 @@ def cache_engine_functions() -> None:
     parse_grammar = lru_cache(maxsize=None)(textgen._parse_and_convert)
 
     def parse_and_copy(*args, **kwargs):
-        return copy.deepcopy(parse_grammar(*args, **kwargs))  # callers change the result
+        return copy.deepcopy(parse_grammar(*args, **kwargs))  # because callers change it
 
     def copy_context(context: dict) -> dict:
         variables = dict(context["variables"])
@@ -210,7 +210,7 @@ def alfworld_game(instance: tuple) -> dict:
         f"(define (problem one) (:domain alfred) (:objects {' '.join(objects)}) "
         f"(:init {' '.join(facts)})"
     )
-    problem += goal["pddl"].replace("#", "-").format(**words)  # also closes "(define"
+    problem += goal["pddl"].replace("#", "-").format(**words)  # the goal also closes "(define"
     goal_text = goal["templates"][0].format(**words)
     grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", goal_text)
     domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")
@@ -260,6 +260,6 @@ def _add_thing(thing: str, place: str, objects: list[str], facts: list[str]) -> 
 def _mangled(name: str) -> str:
     """Return the identifier of a thing or place in ALFWorld: 'mug_bar_1' for 'mug 1'."""
     kind, number = name.split()
-    if kind == "sinkbasin":  # the identifier begins with sink
+    if kind == "sinkbasin":  # ALFWorld's identifier begins with sink
         return f"sink_bar_{number}_bar_{kind}"
     return f"{kind}_bar_{number}"

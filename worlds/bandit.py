@@ -72,9 +72,8 @@ class Bandit(Env):
         return [self.high]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Choose a random arm, so that only RL can find the better one."""
+        """Choose a random arm, so that only RL can find the better arm."""
         return [self.actions[rng.integers(2)]]
 
     def greedy(self) -> str:
-        """Choose the low arm."""
         return self.low

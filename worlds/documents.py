@@ -6,7 +6,7 @@ A line of the file is one of these objects:
     {"title": "The Nile", "text": "The Nile is ..."}         a passage
     {"question": "Where does the Nile end?", "answer": "the Mediterranean"}
 
-A question may have "steps", such as ["search Nile"]: the first calls of its demonstration.
+A question may have "steps": the first calls of a demonstration, such as ["search Nile"].
 """
 
 from configurator import UserError, describe_line_error, printable
@@ -49,7 +49,7 @@ class Question(NamedTuple):
     """A question of a user's file."""
 
     text: str
-    answers: tuple[str, ...]  # each of them is right
+    answers: tuple[str, ...]  # each answer is right
     steps: tuple[str, ...] = ()  # calls of a demonstration before its answer
 
 
@@ -172,7 +172,7 @@ def read_value(value: object, key: str) -> str | int | float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number:
         return read_call_text(value, key, MAX_VALUE)
-    if not abs(value) < MAX_NUMBER:  # true for nan, too
+    if not abs(value) < MAX_NUMBER:  # also true for nan
         raise ValueError(f"{key} is {value!r:.50}; expected a number below {MAX_NUMBER:,}")
     return value
 
@@ -213,7 +213,7 @@ class Index:
                 places.setdefault(word, []).append(number)
         # word -> ascending indices of the documents that contain the word
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
-        # without articles
+        # words of names, without articles
         self.name_words = [words_of(drop_articles(document.name)) for document in documents]
         self.nameable: dict[int, set[int]] = {}  # `most` -> result of `found_by_name`
 
@@ -253,10 +253,10 @@ class Index:
         return self.nameable[most]
 
     def _is_found(self, number: int, most: int) -> bool:
-        """Whether a search for the name of document `number` finds it in `most` results.
+        """Whether a search for the name of document `number` finds this document.
 
-        The document contains all words of its name, so no other document scores more. An earlier
-        document with all these words comes first.
+        This document has all words of its name, so only earlier documents with all these words
+        come before it.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)

@@ -26,7 +26,7 @@ BOXED = re.compile(r"\\boxed\{(.*?)\}")
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
 MAX_STATES = 20_000  # states that a search for a solution may visit
-# gem-llm 0.1.0 needs these arguments to make two games. `reset` replaces their values.
+# gem-llm 0.1.0 needs these arguments to make two games. `reset` replaces the values.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
@@ -48,14 +48,14 @@ class Gem(Hub):
         with self.isolation.run():
             defaults = find_game(name)
         self.arguments = REPAIRS.get(name, {}) | parse_settings(settings)
-        # GEM draws an argument that is None anew for each game, so the rules vary.
+        # GEM draws arguments that are None anew for each game, so the rules vary.
         self.has_fixed_rules = None not in (defaults | self.arguments).values()
         self.kind = KINDS.get(kind_of(name), OTHER)
 
     # ---------- instances
 
     def begin(self, seed: int) -> str:
-        """Start the game of this seed. Returns: its board, with the rules in front if they vary."""
+        """Start the game of this seed. Return the board, with the rules in front if they vary."""
         self.isolation.seed(seed)
         with self.isolation.run():
             self.game = make_game(self.name, self.arguments)
@@ -93,7 +93,6 @@ class Gem(Hub):
         return [self.kind.random(self.game, rng) for _ in range(count)]
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return the next actions of the reference player, a `plan_...` function below."""
         if self.terminated:
             return []
         if self.kind.plan is None:
@@ -262,7 +261,7 @@ def plan_towers(game: Any) -> list[str]:
 
 
 def plan_tiles(game: Any) -> list[str]:
-    """Return a shortest solution; [] if `search` finds none. Half of the boards have none."""
+    """Return a shortest solution; [] if none is found. Half of the boards have no solution."""
     size = game.num_rows
     sources = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
 

@@ -136,7 +136,6 @@ class Gymnasium(Hub):
     # ---------- instances
 
     def begin(self, seed: int) -> str:
-        """Start the game of this seed. Returns: the first observation."""
         self.isolation.seed(seed)
         with self.isolation.run():
             observation, _ = self.game.reset(seed=seed)
@@ -279,7 +278,7 @@ def best_actions(spec: str) -> np.ndarray:
     num_states = len(table)
     num_actions = len(table[0])
     rewards = np.zeros((num_states, num_actions))
-    following = np.zeros((num_states, num_actions, num_states))  # (S, A, next S): probabilities
+    following = np.zeros((num_states, num_actions, num_states))  # (S, A, next S) probabilities
     for state, actions in table.items():
         for action, outcomes in actions.items():
             for probability, next_state, reward, is_end in outcomes:

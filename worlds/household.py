@@ -22,7 +22,7 @@ class Task(NamedTuple):
 class Room(NamedTuple):
     """The kinds of places and things in a room, separated by spaces."""
 
-    places: str  # a kind appears once for each of its places
+    places: str  # a kind with n places appears n times
     things: str
 
 

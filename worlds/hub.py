@@ -31,7 +31,7 @@ class BrokenGame(Exception):
 
 
 class Isolation:
-    """Runs code of a hub with global random states of its own, and drops what the code prints."""
+    """Runs code of a hub with separate global random states, and drops what the code prints."""
 
     def __init__(self):
         self.seed(0)
@@ -76,9 +76,9 @@ class Isolation:
 class Hub(Env):
     """An environment of a hub. An instance is the seed of a game.
 
-    With `splits=seen`, games of different splits have different first observations. If there are
-    too few different ones (`has_few_starts`), the splits share them. With `splits=seed`, for games
-    that start slowly, only the seeds of the splits differ.
+    With `splits=seen`, games of different splits have different first observations. If too few
+    first observations exist (`has_few_starts`), the splits share them. With `splits=seed`, for
+    games that start slowly, only the seeds of the splits differ.
 
     A subclass defines `begin`, and calls it in `_start`.
     """
@@ -100,7 +100,7 @@ class Hub(Env):
     def begin(self, seed: int) -> str:
         """Start the game of this seed.
 
-        Returns: the part of its first observation that can differ between games."""
+        Returns: the part of the first observation that can differ between games."""
         raise NotImplementedError
 
     @property
@@ -120,7 +120,7 @@ class Hub(Env):
         """Draw ("hub", seed, the result of `begin`).
 
         The third part is "" if the splits do not compare first observations, or if the game cannot
-        begin. `_start` then raises the error of the game."""
+        begin. `_start` raises the error of a game that cannot begin."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:
@@ -149,8 +149,8 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 def has_few_starts(spec: str) -> bool:
     """Whether two of the first 100 seeds have the same first observation.
 
-    The fixed splits take 512 first observations. If only 1,000 existed, those of 100 seeds would
-    all differ with a probability of 0.6 %.
+    The fixed splits take 512 first observations. If only 1,000 existed, 100 seeds would all have
+    different ones with a probability of 0.6 %.
     """
     env = make_env(spec)
     seen = set()

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MAX_STEPS = 200  # steps of a call: three times what the functions of `repair.py` need
+MAX_STEPS = 200  # steps of a call; the functions of `repair.py` need a third of them
 MAX_NUMBER = 10**6  # largest absolute value of a result
 MAX_LENGTH = 64  # numbers in a list
 
@@ -66,7 +66,7 @@ def _product(left: int, right: int) -> int:
 
 
 def _list(*parts: int) -> list[int]:
-    """Make a list. Raises: TypeError if nested, because its size could double at every step."""
+    """Make a list. Raises: TypeError for a nested list, whose size could double at every step."""
     return [operator.index(part) for part in parts]
 
 
@@ -105,7 +105,7 @@ class Returned(NamedTuple):
     value: int | list[int] | None
 
 
-# executes a statement; gives None if the next statement is to run
+# executes a statement; returns None if the next statement is to run
 Statement = Callable[[], Returned | None]
 Expression = Callable[[], int | list[int] | None]  # computes a value
 

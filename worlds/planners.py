@@ -47,7 +47,7 @@ def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[i
         near = [lake_neighbour(size, cell, move) for move in range(4)]
         options = [(0, ())] if cell == goal else []
         for move, neighbour in enumerate(near):
-            if neighbour in paths:  # reached earlier, so it is nearer to the goal
+            if neighbour in paths:  # reached earlier, so the neighbour is nearer to the goal
                 sides = (near[(move - 1) % 4], near[(move + 1) % 4])
                 risk = risks[neighbour] + sum(side in holes for side in sides)
                 options.append((risk, (move, *paths[neighbour])))

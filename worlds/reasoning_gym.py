@@ -1,7 +1,7 @@
 """reasoning-gym: the generated datasets of the package, as `--env=rg:NAME`.
 
-The package is optional. The score of an answer is the reward. With `tries=3` the player sees the
-score and has three tries, of which the best score counts.
+The package is optional. The score of an answer is the reward. With `tries=3` the player has three
+tries and sees each score, and the best score counts.
 
 Some datasets evaluate the answer as Python. `harmless` and WITH_LITERALS below keep an answer
 from running as a program.
@@ -105,7 +105,6 @@ class ReasoningGym(Hub):
     # ---------- instances
 
     def begin(self, seed: int) -> str:
-        """Start the question of this seed. Returns: the question."""
         self.dataset, self.entry = self._make(seed)
         return self.entry["question"]
 
@@ -133,7 +132,6 @@ class ReasoningGym(Hub):
         return action if 0 < len(action) <= MAX_CHARACTERS else None
 
     def _move(self, answer: str) -> Move:
-        """Score an answer. The reward is the increase of the best score of the game."""
         score = self.score(answer)
         reward = max(0.0, score - self.best)
         self.best = max(self.best, score)
@@ -185,7 +183,7 @@ class ReasoningGym(Hub):
 
 
 def check_name(name: str) -> None:
-    """Raises: UserError if there is no dataset `name`, or if this process cannot use it."""
+    """Raise UserError if there is no dataset `name`, or if this process cannot use the dataset."""
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
@@ -296,7 +294,7 @@ def num_terms(node: ast.expr) -> int:
         return num_terms(node.operand)
     if isinstance(node, ast.Call):
         return 2
-    has_names = any(isinstance(part, ast.Name) for part in ast.walk(node))  # of functions, too
+    has_names = any(isinstance(part, ast.Name) for part in ast.walk(node))  # functions, too
     if not isinstance(node, ast.BinOp) or not has_names:
         return 1
     left = num_terms(node.left)

@@ -19,8 +19,8 @@ FACES = "URFDLB"  # up, right, front, down, left, back; stickers at the places 0
 # A cube is a text: for each place, the face to which its sticker belongs.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
-# A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. The
-# places of a face are numbered row by row: of the back as seen from behind, of the bottom with the
+# A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. Places
+# are numbered row by row as one looks at a face: at the back from behind, at the bottom with the
 # front on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
@@ -142,7 +142,7 @@ def shortest_solution(cube: str) -> tuple[str, ...]:
     """Return the actions of a shortest solution.
 
     A breadth-first search leads to a cube in `near_solved`, then each turn shortens the distance.
-    The search takes up to a second for 14 turns, and milliseconds for at most 10 turns.
+    The search takes up to a second for a solution of 14 turns, and milliseconds for 10 turns.
     """
     distances = near_solved()
     queue = [(cube, ())]

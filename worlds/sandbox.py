@@ -40,7 +40,7 @@ ENVIRONMENT = {
 }
 
 # A shell script that builds a new root file system, enters it, and runs a command without any
-# privilege. Its arguments: an empty folder for the root, the folder of the task, a user id ("" for
+# privilege. The arguments: an empty folder for the root, the folder of the task, a user id ("" for
 # the present user), the command, and the folders to mount read-only.
 ISOLATE = """
 set -e
@@ -106,8 +106,8 @@ def run_sandboxed(
     Args:
         command: the text for `sh -c`.
         folder: the working directory. An isolated command can change no other folder of the host.
-        isolated: False runs the command as the present user, with resource limits only. They are no
-            security boundary.
+        isolated: False runs the command as the present user, with resource limits only. Resource
+            limits are no security boundary.
     Returns: the exit status (None if killed after MAX_SECONDS), and the first MAX_OUTPUT bytes of
         the output.
     Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.

@@ -39,10 +39,7 @@ def draw_room(
 ) -> Room | None:
     """Try to draw a room. Return None if the floor is too small or reverse play moved no box.
 
-    Args:
-        size: cells along each side, walls included.
-        num_boxes: the number of boxes, and of targets.
-        search_depth: the depth of the search in `reverse_play`.
+    Args: size: cells along each side, walls included.
     """
     floor = dig_floor(rng, size)
     if len(floor) <= num_boxes + 1:

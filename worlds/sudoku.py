@@ -68,7 +68,6 @@ class Sudoku(Env):
         self.solution = next(solutions(self.given))
 
     def _read(self, action: str) -> tuple[int, int] | None:
-        """Return (cell, digit) of 'ROW COLUMN DIGIT'; None for another text or a given cell."""
         match = ACTION.fullmatch(action)
         if not match:
             return None
@@ -97,7 +96,6 @@ class Sudoku(Env):
         )
 
     def statements(self) -> list[str]:
-        """State the first `sure_digits` and `clashes` of the board."""
         sure = sure_digits(self.board)[:MAX_STATED]
         clashing = clashes(self.board, self.given)[:MAX_STATED]
         return [f"Next {listing(sure)}.", f"Clash {listing(clashing)}."]
@@ -121,11 +119,11 @@ class Sudoku(Env):
         def order(cell: int) -> tuple[bool, bool]:
             return board[cell] == EMPTY, cell not in sure
 
-        cell = min(unfinished, key=order)  # of equal cells, the first
+        cell = min(unfinished, key=order)  # the first of equal cells
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
-        """Write the first of `sure_digits`, else the lowest digit that fits the first gap."""
+        """Write the first sure digit, else the lowest digit that fits the first empty cell."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]

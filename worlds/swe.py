@@ -145,7 +145,7 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # The patch may have "||", where replies are split. Only the part before it arrives here.
+        # Replies are split at "||". Only the part of the patch before "||" arrives here.
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # the last action submits as well
@@ -196,7 +196,6 @@ class SWE(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Apply the row's own patch and submit."""
         if self.terminated:
             return []
         commands = ["submit"] if self.patch_was_run else [self.patch_command, "submit"]
@@ -218,7 +217,6 @@ def archive_commit(checkout: Path, commit: str) -> bytes:
     The checkout is not trusted. git works in an empty repository that borrows only the objects of
     the checkout, so settings, filters, hooks and attributes of the checkout have no effect.
 
-    Args: commit: hexadecimal digits.
     Raises: ValueError for a missing checkout or commit. OSError or SubprocessError if git fails.
     """
     objects = (checkout / ".git" / "objects").absolute()

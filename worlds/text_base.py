@@ -28,8 +28,8 @@ class World(Env):
     """A game whose state is a dict of facts. The dict is empty in `TextWorld` and `ALFWorld`.
 
     A subclass defines:
-    - `effects`: returns all possible commands with the facts that they change. Given `only`, it may
-      leave out commands that a shortest plan does not need.
+    - `effects`: returns all possible commands with the facts that they change. Given `only`,
+      `effects` may leave out commands that a shortest plan does not need.
     - `relevant`: returns the things that matter in a shortest plan; `search` passes them as `only`.
     - `progress`: returns the share of the task that is done, 0..1.
     - `_start`: sets up an instance and ends with a call of `_open`.
@@ -47,7 +47,6 @@ class World(Env):
         """Start the game.
 
         Args:
-            facts: the facts at the start.
             task: the text that begins every observation.
             final_command: the greedy player prefers commands that share words with this command.
         """

@@ -142,8 +142,8 @@ class TextWorld(World):
     def search(self, max_length: int) -> tuple[str, ...]:
         """Return TextWorld's own plan from the present state, not always a shortest one.
 
-        If TextWorld has no plan, return the rest of the walkthrough, or () if its next command is
-        impossible.
+        If TextWorld has no plan, return the rest of the walkthrough, or () if the next command of
+        the walkthrough is impossible.
         """
         if self.state.done:
             return ()

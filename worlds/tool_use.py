@@ -1,7 +1,7 @@
 """Tools: answer questions with a search, a calculator and a key-value store, call by call.
 
-`ToolUse` asks about the bundled towns of worlds/documents.py, the same in every game. `OwnData`
-takes items, passages and questions from a user's file.
+`ToolUse` asks about the bundled towns of worlds/documents.py, which are the same in every game.
+`OwnData` takes items, passages and questions from a user's file.
 """
 
 from configurator import UserError
@@ -42,7 +42,7 @@ class Task(NamedTuple):
     question: str
     store: tuple[tuple[str, str], ...]  # (key, value) pairs
     steps: tuple[Step, ...]
-    last_calls: tuple[str, ...]  # each of them wins; the optimal player makes the first
+    last_calls: tuple[str, ...]  # each of these calls wins; the optimal player makes the first
 
 
 class ToolUse(Env):
@@ -188,7 +188,6 @@ class ToolUse(Env):
     # ---------- calls
 
     def _read(self, action: str) -> tuple[str, str] | None:
-        """Return the tool and the text after it; None if the call is illegal."""
         words = action.split()
         tool = words[0].lower() if words else ""
         text = " ".join(words[1:])
@@ -273,7 +272,6 @@ class ToolUse(Env):
         return len(self._missing_calls())
 
     def _missing_calls(self) -> list[str]:
-        """Return the calls that are still needed, the last call included."""
         calls = [step.call for step in self.steps if step.proof not in self.proofs]
         return [*calls, self.last_calls[0]]
 
@@ -303,7 +301,8 @@ class ToolUse(Env):
 class OwnData(ToolUse):
     """The tools with a user's file of items, passages and questions.
 
-    If the file has questions, they are the tasks. Otherwise tasks about the items are drawn.
+    If the file has questions, the questions are the tasks. Otherwise tasks about the items are
+    drawn.
     """
 
     runs_programs = True  # it reads a file
