@@ -29,10 +29,10 @@ SUCCESSES = ("reward", "end", "limit")
 
 
 class Known(NamedTuple):
-    """Texts and settings for the environments that need no options."""
+    """Texts and settings of an environment that needs no options; see `Gymnasium`."""
 
-    names: tuple[str, ...] = ()  # of the actions
-    values: tuple[str, ...] = ()  # names of the numbers in an observation
+    names: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     success: str = "reward"
     max_reward: float = 1.0
     rules: str = ""

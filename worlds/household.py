@@ -14,7 +14,7 @@ from worlds.text_base import Effects, Facts, World, listing
 class Task(NamedTuple):
     """A task type. `tool` and `state` are "" if the thing needs no treatment."""
 
-    text: str  # the task as the policy reads it
+    text: str
     tool: str = ""  # the kind of place that cleans, heats or cools the thing
     state: str = ""  # the state of the thing after this treatment
 

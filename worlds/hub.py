@@ -37,9 +37,7 @@ class Isolation:
         self.seed(0)
 
     def seed(self, seed: int) -> None:
-        """Seed the hub's random generators before the next `run`.
-
-        Args: seed: at least 0 and below 2**32."""
+        """Seed the hub's random generators (0 <= seed < 2**32) before the next `run`."""
         self.new_seed = seed
 
     def _enter(self) -> None:

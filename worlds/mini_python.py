@@ -232,12 +232,7 @@ class Program:
     def _call(
         self, node: ast.expr, function: Callable | None, arguments: list[ast.expr]
     ) -> Expression:
-        """Compile a call of an operator or function.
-
-        Args:
-            node: the expression, for error messages.
-            function: None if the operator or function is unknown.
-        """
+        """Compile a call. `function` is None if the operator or function of `node` is unknown."""
         if function is None:
             raise _unknown(node)
         operands = [self.expression(argument) for argument in arguments]

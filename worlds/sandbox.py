@@ -104,7 +104,6 @@ def run_sandboxed(
     """Run a shell command in a folder.
 
     Args:
-        command: the text for `sh -c`.
         folder: the working directory. An isolated command can change no other folder of the host.
         isolated: False runs the command as the present user, with resource limits only. Resource
             limits are no security boundary.
@@ -146,8 +145,7 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
 def _run(arguments: list[str], folder: str, stdin: IO, output: IO) -> int | None:
     """Run a process, and kill its process group afterwards.
 
-    Returns: the exit status; None if the process was killed after MAX_SECONDS.
-    Raises: FolderFull if the folder becomes too large."""
+    Returns: the exit status; None if the process was killed after MAX_SECONDS."""
     process = subprocess.Popen(
         arguments,
         cwd=folder,

@@ -19,7 +19,7 @@ SIZE = 4
 NUM_CELLS = SIZE**2
 DIGITS = range(1, SIZE + 1)
 EMPTY = 0
-MAX_EMPTY = 10  # puzzles with 11 or 12 empty cells and one solution exist, but they are rare
+MAX_EMPTY = 10  # puzzles with more empty cells and one solution are rare
 MAX_STATED = 3  # digits that a sentence of `statements` may list
 ACTION = re.compile(r"([1-4])[ ,]+([1-4])[ ,]+([1-4])")  # row, column, digit
 

@@ -104,7 +104,6 @@ class World(Env):
         return max(self.commands, key=lambda name: len(self.final_words.intersection(name.split())))
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return the first `max_actions` commands of a shortest solution."""
         path = self.search(MAX_PLAN_LENGTH) or ()
         return list(path[:max_actions])
 

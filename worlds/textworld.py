@@ -185,7 +185,7 @@ class Scene:
     """The facts of a game, sorted into the parts of an observation."""
 
     holders: list[str]  # names of containers and supporters
-    room: str = ""  # the player's room
+    room: str = ""
     contents: dict[str, list[str]] = field(default_factory=dict)  # place -> things
     states: dict[str, str] = field(default_factory=dict)  # thing -> "open", "raw uncut" ...
     doors: dict[str, str] = field(default_factory=dict)  # room behind the door -> door

@@ -20,7 +20,7 @@ from worlds.text_base import drop_articles
 
 TASKS = ("find", "fetch", "sum", "put")
 TOOLS = ("search", "calc", "get", "put", "answer")
-KEYS = ("box", "wall", "floor", "corner", "edge", "board")  # keys of the store
+KEYS = ("box", "wall", "floor", "corner", "edge", "board")
 KEY = re.compile(r"\w{1,20}")  # a key that `put` accepts
 MAX_TEXT = 200  # characters of a call after the name of the tool
 MAX_SHOWN = 300  # characters of a document's text in a result
