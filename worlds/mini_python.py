@@ -216,9 +216,7 @@ class Program:
         raise _unknown(node)
 
     def _bool_op(self, decisive: bool, operands: list[Expression]) -> Expression:
-        """Compile `or` (`decisive` is True) or `and` (False).
-
-        The value is the first operand whose truth value is `decisive`, else the last operand."""
+        """Compile `or` (`decisive` is True) or `and` (False)."""
 
         def compute() -> int | list[int] | None:
             for operand in operands:

@@ -35,8 +35,7 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
     """Return the moves of the safest shortest path to the goal, for every cell with a path.
 
-    The risk of a path is the number of holes into which its moves could slip. Ties are broken in
-    the order Left, Down, Right, Up.
+    The risk of a path is the number of holes into which the moves could slip.
     """
     paths = {}
     risks = {}
@@ -91,8 +90,6 @@ def lake_plans(
     This is value iteration over turns. In a turn, the player commits to a sequence q of 1 to
     `max_actions` moves. With t turns and `a` actions left:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
-    Of equally good sequences, the shortest is taken, then the first in the order Left, Down, Right,
-    Up.
 
     Args:
         max_actions: the largest number of moves in one turn.

@@ -1,10 +1,5 @@
 """Sokoban rooms, made by the method of RAGEN and gym-sokoban: dig a floor, then play backward.
 
-1. A random walk digs the floor (`dig_floor`).
-2. The player and the targets are placed at random, and a box is put on every target.
-3. Reverse play pulls the boxes away from the targets, so the room can be solved (`reverse_play`).
-4. The player walks up to three random steps (`walk_away`).
-
 Cells are numbered row by row: cell = row * size + column.
 """
 
@@ -78,7 +73,7 @@ def dig_floor(rng: np.random.Generator, size: int) -> set[int]:
 def reverse_play(
     size: int, floor: set[int], player: int, targets: tuple[int, ...], search_depth: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Pull the boxes away from the targets, by depth-first search.
+    """Pull the boxes away from the targets by depth-first search, so that the room can be solved.
 
     A move pulls the box behind the player, if there is one. States with a box or the player on a
     target do not count. The best of the other states has the largest product of

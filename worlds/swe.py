@@ -66,8 +66,7 @@ class SWE(Env):
     """Tasks of SWE-Gym. `rows` is a file of JSON lines, with one row of the data set per line.
 
     The folder of the file must have a git checkout of each repository, such as `moto` for
-    `getmoto/moto`. An action is a shell command in a copy of the base commit, or `submit`. The
-    tests of the row decide about success.
+    `getmoto/moto`. An action is a shell command in a copy of the base commit, or `submit`.
     """
 
     blocking = True

@@ -48,8 +48,8 @@ class TextWorld(World):
     """Games of TextWorld. The splits differ only in their seeds.
 
     - `game=custom`: `w` rooms, `o` objects and a quest of `q` commands.
-    - `game=simple`: a house of six fixed rooms. `rewards` is sparse, balanced or dense.
-    - `game=cooking`: `w` rooms (1, 6, 9 or 12) and `q` ingredients (1 to 5).
+    - `game=simple`: a house of six fixed rooms.
+    - `game=cooking`: `w` rooms and `q` ingredients.
     """
 
     runs_programs = True
