@@ -1,7 +1,4 @@
-"""Tests of settings: config files and command line are checked alike; a mistake gets one sentence.
-
-Run with:  python -m pytest -q tests/test_configurator.py
-"""
+"""Tests of settings from config files and the command line."""
 
 import configurator
 from configurator import (
@@ -130,7 +127,7 @@ def test_extra_options_are_returned_apart():
     config, extras, sources = load_config(argv, extra=extra)
     assert extras == {"player": "oracle", "json": "", "episodes": 3, "plain": True}
     assert config.seed == 1 and "player" not in sources
-    assert extra["player"] == ""  # the caller's dict is unchanged
+    assert extra["player"] == ""
 
 
 # ---- what is refused, and in which words ----
@@ -496,7 +493,7 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
-    # Comments of config/frozenlake_ppo.py state 128 and 32 trajectories.
+    # Comments of config/frozenlake_ppo.py state the numbers 128 and 32.
     num_trajectories = {"guess_grpo": 256}.get(name, 128)
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 
@@ -505,7 +502,7 @@ def test_the_main_experiment_writes_defaults_out():
     config = load(shipped("frozenlake_ppo"))
     default = Config()
     changed = {key for key, value in asdict(config).items() if value != getattr(default, key)}
-    assert changed == {"out_dir", "env"}  # `env` names the options of the default board
+    assert changed == {"out_dir", "env"}
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -560,7 +557,6 @@ def test_every_field_has_a_comment_and_is_in_the_help():
 def test_the_help_of_one_setting():
     line = "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn"
     assert setting_help("lam") == line
-    # This help comes from two lines of comment.
     assert setting_help("max_error_frac").endswith(
         "before the run stops; one group may always do so, unless this is 0"
     )
@@ -590,7 +586,6 @@ def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_
 
 
 def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
-    """A config file may have settings of tools.sft, too; train.py only checks their types."""
     path = config_file(tmp_path, "seed = 3\nsft_lr = 0.5\n")
     config, _, sources = load_config([path])
     assert (type(config), config.seed) == (Config, 3)
@@ -612,7 +607,6 @@ def test_the_help_of_tools_sft_shows_its_settings():
     text = help_text("What the script does.", SftConfig)
     for field in fields(SftConfig):
         assert text.count(f"  --{field.name}=") == 1
-    # settings of SFT come first
     assert "Settings and their defaults:\n\nsupervised learning:\n" in text
     assert "sft_" not in help_text("What the script does.")
 
