@@ -1,4 +1,4 @@
-"""Reads the command line of studies/credit/measure.py, before the slow imports."""
+"""Read the command line of studies/credit/measure.py, before the slow imports."""
 
 from configurator import Config, UserError, load_config
 
@@ -59,7 +59,7 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Check that runs that the report pools (same environment and estimator) differ only in seed.
+    """Check runs with the same environment and estimator. The report pools them.
 
     Raises: UserError if two of these runs have the same seed, or settings that differ in more
     than the seed and `seed_groups.WITHOUT_EFFECT`."""
@@ -78,12 +78,14 @@ def _check_pools(runs: dict[str, Config]) -> None:
 
 
 def _earlier_of(folder: str) -> tuple:
-    """The settings that a run had before a restart changed them, without seeds."""
+    """Return the settings that a run had before a restart changed them, without seeds."""
     return earlier_without_seed(read_earlier(Path(folder)))
 
 
 def _credit_settings(config: Config) -> Config:
-    """The settings of training, with native rewards, masked observations, no filter and no KL."""
+    """Return the settings of training with native rewards, masked observations, no filter, no KL.
+
+    Raises: UserError for another environment, or fewer than 2 groups or games a group."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(

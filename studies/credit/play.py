@@ -1,9 +1,8 @@
 """Continue games from the exact state before any turn, to estimate values by Monte Carlo.
 
 A `RecordedGame` keeps a copy of its episode before every turn. `restore` makes a game that starts
-from such a copy, with the same board, actions left, messages, tokens and random numbers.
-`monte_carlo` continues restored games with fresh random numbers. The mean return of m continuations
-is an unbiased estimate of the state's value under the policy that plays.
+from this copy. `monte_carlo` continues restored games with fresh random numbers. The mean return of
+m continuations is an unbiased estimate of the state's value under the policy that plays.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rollout import Reply, Rollout, RolloutScheduler, Trajectory, make_episode
 if TYPE_CHECKING:  # torch takes seconds to import, and only models need it
     from engine import Engine
 
-# Parts of random seeds, so that each purpose has a random stream of its own.
+# Parts of random seeds: each purpose has its own random stream.
 SEED_BOARDS = 61  # choice of boards
 SEED_GAMES = 62  # sampling of tokens
 SEED_BEFORE = 63  # continuations from the state before a turn
@@ -32,7 +31,7 @@ SEED_REPLY = 64  # continuations that begin with the turn's own reply
 
 
 class RecordedGame(Rollout):
-    """A rollout that keeps a copy of its episode before every turn."""
+    """A rollout with a copy of its episode before every turn."""
 
     def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0, env: str = ""):
         super().__init__(episode, seed, member=member, env=env)
@@ -47,7 +46,7 @@ class RecordedGame(Rollout):
         return len(self.trajectory.turns)
 
     def states_and_end(self) -> list[Episode]:
-        """The episode before each turn and after the last one."""
+        """Return the episode before each turn and after the last turn."""
         return [*self.states, self.episode]
 
 
@@ -135,9 +134,9 @@ class ContinuingScheduler(RolloutScheduler):
 
 
 def play_groups(player: Player, num_groups: int, group_size: int) -> list[RecordedGame]:
-    """Play `num_groups` training boards, `group_size` games each, group after group.
+    """Play `num_groups` training boards, `group_size` games each. Returns: the games by group.
 
-    All runs with the same seed and environment get the same boards."""
+    Runs with the same seed and environment get the same boards."""
     config = player.config
     games = []
     for group, member in product(range(num_groups), range(group_size)):
@@ -153,22 +152,19 @@ def play_groups(player: Player, num_groups: int, group_size: int) -> list[Record
 class Continuations:
     """The returns of m continuations for each of the K turns of all games.
 
-    A return is the sum of the rewards from this turn to the end of the game, not discounted."""
+    A return is the undiscounted sum of the rewards from this turn to the end of the game."""
 
     before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
-    alternatives: list[
-        RecordedGame
-    ]  # K games, one for each turn: those with the returns reply[:, 0]
+    alternatives: list[RecordedGame]  # K games, one for each turn, with the returns reply[:, 0]
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
-    """For every turn, continue its game `num_draws` times from the state before the turn, and as
+    """Continue the game of every turn `num_draws` times from the state before the turn, and as
     often after the turn's reply.
 
-    Each continuation after a reply executes the reply again with new slips, so the reply gets no
-    credit for a lucky slip in the original game. The noise of a continuation is independent of the
-    other continuations and of the original games.
+    A continuation after a reply executes the reply again with new slips, so the reply gets no
+    credit for a lucky slip in the original game.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
     from_states = []
