@@ -15,7 +15,7 @@ from numpy import ndarray
 from support.statistics import jackknife_interval
 
 DECIDED = 2.0  # a sign is known if the advantage is more than DECIDED standard errors from 0
-# The numbers that `measure` returns. studies/credit/README.md defines them.
+# studies/credit/README.md defines these measures.
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 
@@ -36,7 +36,7 @@ class Truth:
 
     @property
     def advantages(self) -> ndarray:
-        """Unbiased estimates of the true advantages, (K,)."""
+        """Estimated true advantages, (K,)."""
         return self.reply.mean(1) - self.before.mean(1)
 
     @property
@@ -60,10 +60,7 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """Rank correlation that two independent estimates of m draws each would have.
-
-        Computed from the rank correlation of two halves of the draws (Spearman and Brown). NaN if
-        the halves do not correlate positively."""
+        """Rank correlation of two independent estimates of m draws (Spearman-Brown), or NaN."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
@@ -74,8 +71,7 @@ class Truth:
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
-        """The number of draws with which exact advantages and estimates have Pearson's correlation
-        `ceiling`. Infinite if the estimates differ by noise only."""
+        """Draws that raise Pearson's correlation of estimates and truth to `ceiling`."""
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
@@ -94,12 +90,12 @@ def measure(
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
     Args:
-        credits: (K,) credits that the estimator assigned to the turns.
+        credits: (K,)
         alternatives: (K,) credits if the game goes on differently after the turn's reply.
         reference: (K,) credits of the estimator to compare with.
-        truth: the continuations of the K turns.
+        truth: continuations of the K turns.
         games: (K,) index of each turn's game.
-        clusters: (K,) index of each turn's group. Games of a group share their board.
+        clusters: (K,) index of each turn's board.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -134,9 +130,8 @@ def with_intervals(
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages between turns of the same game.
 
-    The mean over the game is subtracted from credits and advantages. The correlation is corrected
-    for the noise of the truth. It is 0 if all credits within each game are equal, and otherwise NaN
-    if advantages within games differ by noise only.
+    The correlation is corrected for noise. It is 0 if the credits within each game are equal, else
+    NaN if the advantages within games differ by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -158,9 +153,9 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 
 
 def right_signs(credits: ndarray, truth: Truth) -> float:
-    """Return the share of the turns with a known sign whose credit has this sign.
+    """Return the share of the turns with a known sign whose credit has this sign, or NaN.
 
-    A credit of 0 counts as half. NaN if no sign is known."""
+    A credit of 0 counts as half."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan
@@ -182,8 +177,7 @@ def variance_shares(
     - luck: the part that depends on what happens after the reply. It is half the mean squared
       difference of `credits` and `alternatives`, relative to the variance.
 
-    All shares are 0 if all turns have the same credit, and NaN if the estimated advantages differ
-    by noise only.
+    All shares are 0 if all credits are equal, and NaN if the advantages differ by noise only.
     """
     total = variance_of(credits)
     if total <= 1e-12 * max(1.0, float((credits**2).mean())):
@@ -200,9 +194,7 @@ def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str
     """Compare the critic's values of the states before K turns with the values from continuations.
 
     "explained" is the share of the variance of the true values that the critic explains, "bias" the
-    mean error, and "error" the root mean square error (reward units). All except "bias" are
-    corrected for the noise. "correlation" and "explained" are NaN if the estimated values differ by
-    noise only.
+    mean error, "error" the root mean square error. All except "bias" are corrected for the noise.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -253,7 +245,7 @@ def correlation(x: ndarray, y: ndarray) -> float:
 
 
 def ranks(x: ndarray) -> ndarray:
-    """Return the rank of each value of x, from 0 on, (n,). Equal values get their mean rank.
+    """Return the rank of each value of x, from 0 on, (n,). Equal values share their mean rank.
 
     >>> ranks([5.0, 3.0, 5.0]).tolist()
     [1.5, 0.0, 1.5]

@@ -1,6 +1,6 @@
 """Compute the credit that each advantage estimator assigns to every turn, as train.py would.
 
-The credit of a turn is the mean advantage of its tokens. No group is filtered out.
+The credit of a turn is the mean advantage of its tokens.
 """
 
 from configurator import CRITIC_ESTIMATORS
@@ -64,7 +64,7 @@ NEUTRAL = {
 
 
 def estimators_of(learner: Learner) -> dict[str, dict]:
-    """Return the ESTIMATORS that the learner can compute. Some need a critic."""
+    """Return the ESTIMATORS that the learner can compute, with or without a critic."""
     found = {}
     for name, settings in ESTIMATORS.items():
         if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:
@@ -73,9 +73,7 @@ def estimators_of(learner: Learner) -> dict[str, dict]:
 
 
 def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) -> np.ndarray:
-    """Return the credit that an estimator assigns to each turn of a batch of games, (K,).
-
-    The advantages are those of `train.build_experience`, with the critic of the learner."""
+    """Return the credit that an estimator assigns to each turn of a batch of games, (K,)."""
     config = replace(learner.config, **{**NEUTRAL, **settings})
     variant = copy.copy(learner)
     variant.config = config
@@ -125,11 +123,9 @@ def credits_of_alternatives(
 ) -> np.ndarray:
     """Return the credit of each turn if its game had gone on differently after the reply, (K,).
 
-    In each call of `credits_of`, at most one game of every group is replaced. Whitening runs over
-    all groups, so whitened credit also depends on the games replaced in other groups.
+    At most one game of every group is replaced at a time.
 
-    Args: alternatives: one game for each turn. It repeats the game of this turn up to the reply,
-        and then goes on with fresh noise."""
+    Args: alternatives: for each turn, its game continued with fresh noise after the reply."""
     starts = first_turns(games)
     credits = np.full(starts[-1], np.nan)
     for changes in rounds_of_turns(games, learner.config.group_size):

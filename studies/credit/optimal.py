@@ -1,8 +1,7 @@
 """Compute exact values of optimal play on FrozenLake and Sokoban, under the limits of the policy.
 
 In each turn a player chooses 1 to `actions_per_turn` actions before it sees the result of any. The
-numbers of turns and of actions in a game are limited. The value of a state is the largest expected
-sum of rewards from this state to the end of the game.
+value of a state is the largest expected sum of rewards from this state to the end of the game.
 """
 
 from configurator import Config
@@ -37,7 +36,7 @@ def state_value(episode: Episode) -> float:
 def reply_value(episode: Episode, actions: list[str]) -> float:
     """Return the expected sum of rewards of a turn with these actions, followed by optimal play.
 
-    Format penalty and think bonus are left out. Unknown actions are ignored."""
+    Format penalty and think bonus are left out."""
     env = episode.env
     legal = [action for action in actions if env.is_legal(action)]
     if isinstance(env, FrozenLake):
@@ -52,10 +51,7 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 
 
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the advantage of each reply under optimal play, (K,), averaged over slips.
-
-    An advantage is above 0 only with a think bonus, or if the reply executes no action and the
-    format penalty is smaller than the cost of the action that optimal play has to take."""
+    """Return the advantage of each reply under optimal play, (K,), averaged over slips."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -108,10 +104,9 @@ def lake_values(
     budget: int,
     max_turns: int,
 ) -> np.ndarray:
-    """Return, for every state, the largest probability of reaching the goal.
+    """Return the largest probability of reaching the goal from every state.
 
-    Returns: (max_turns + 1, cells, budget + 1), by turns left, cell and actions left. The goal has
-        value 1 and holes have 0."""
+    Returns: (max_turns + 1, cells, budget + 1), by turns left, cell and actions left."""
     single_moves = lake_transitions(size, holes, goal, success_rate)
     sequences = move_sequences(single_moves, min(actions_per_turn, budget))
     values = np.zeros((max_turns + 1, size**2, budget + 1))
@@ -131,7 +126,7 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
     single_moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
     cells = np.zeros(env.size**2)  # probability of each cell
     cells[env.player] = 1.0
-    # No move leaves the goal or a hole, so actions after the end of the game change nothing.
+    # No move leaves the goal or a hole.
     for action in legal:
         cells = cells @ single_moves[names.index(action.strip().lower())]
     values = _values_of_lake(env, episode.config)
@@ -155,8 +150,7 @@ class SokobanValues:
     ) -> float:
         """Return the largest sum of rewards from a state to the end of the game.
 
-        Args: actions, turns: the numbers left, including the present turn. used: the number of
-            actions taken in the present turn."""
+        Args: actions, turns: the numbers left. used: actions taken in the present turn."""
         if actions == 0 or turns == 0:
             return 0.0
         state = (player, boxes, actions, turns, used)
@@ -182,7 +176,7 @@ class SokobanValues:
 
 @lru_cache(maxsize=256)
 def sokoban_values(instance: tuple, spec: str, actions_per_turn: int) -> SokobanValues:
-    """Return the values of a room. They are computed on demand."""
+    """Return the cached values of a room."""
     env = make_env(spec)
     env.start(instance, noise_seed=[0])
     return SokobanValues(env, actions_per_turn)

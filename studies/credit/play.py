@@ -1,8 +1,7 @@
 """Continue games from the exact state before any turn, to estimate values by Monte Carlo.
 
-A `RecordedGame` keeps a copy of its episode before every turn. `restore` makes a game that starts
-from this copy. `monte_carlo` continues restored games with fresh random numbers. The mean return of
-m continuations is an unbiased estimate of the state's value under the policy that plays.
+The mean return of m continuations with fresh random numbers is an unbiased estimate of the state's
+value under the policy that plays.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rollout import Reply, Rollout, RolloutScheduler, Trajectory, make_episode
 if TYPE_CHECKING:  # torch takes seconds to import, and only models need it
     from engine import Engine
 
-# Parts of random seeds: each purpose has its own random stream.
+# Each purpose has its own random stream.
 SEED_BOARDS = 61  # choice of boards
 SEED_GAMES = 62  # sampling of tokens
 SEED_BEFORE = 63  # continuations from the state before a turn
@@ -51,7 +50,7 @@ class RecordedGame(Rollout):
 
 
 def copy_episode(episode: Episode) -> Episode:
-    """Return an independent copy with the same board, actions left, turn and random numbers."""
+    """Return an independent copy, with the same random numbers."""
     twin = copy.copy(episode)
     twin.env = copy.deepcopy(episode.env)
     twin.plan_lengths = list(episode.plan_lengths)
@@ -59,7 +58,7 @@ def copy_episode(episode: Episode) -> Episode:
 
 
 def restore(game: RecordedGame, turn: int) -> RecordedGame:
-    """Return a copy of a game before a turn. With the same noise, it repeats the original game."""
+    """Return a copy of a game in the state before a turn."""
     trajectory = game.trajectory
     twin = RecordedGame(
         copy_episode(game.states[turn]),
@@ -74,7 +73,7 @@ def restore(game: RecordedGame, turn: int) -> RecordedGame:
 
 
 def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
-    """Give the rest of a restored game its own transition noise and sampling noise."""
+    """Give the rest of a restored game new transition and sampling noise."""
     trajectory = game.trajectory
     numbers = (*trajectory.seed, trajectory.member, game.num_turns, purpose)
     game.episode.env.rng = np.random.default_rng([*numbers, draw])
@@ -83,7 +82,7 @@ def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
 
 
 def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
-    """Execute the original reply in a restored game, with the restored game's transition noise."""
+    """Execute the original reply in a restored game, with the restored game's noise."""
     turn = original.turns[game.num_turns]
     reply = Reply(
         turn.text,
@@ -134,9 +133,7 @@ class ContinuingScheduler(RolloutScheduler):
 
 
 def play_groups(player: Player, num_groups: int, group_size: int) -> list[RecordedGame]:
-    """Play `num_groups` training boards, `group_size` games each. Returns: the games by group.
-
-    Runs with the same seed and environment get the same boards."""
+    """Play `num_groups` training boards, `group_size` games each. The seed decides the boards."""
     config = player.config
     games = []
     for group, member in product(range(num_groups), range(group_size)):
@@ -150,9 +147,7 @@ def play_groups(player: Player, num_groups: int, group_size: int) -> list[Record
 
 @dataclass
 class Continuations:
-    """The returns of m continuations for each of the K turns of all games.
-
-    A return is the undiscounted sum of the rewards from this turn to the end of the game."""
+    """The undiscounted returns of m continuations for each of the K turns of all games."""
 
     before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
@@ -160,11 +155,10 @@ class Continuations:
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
-    """Continue the game of every turn `num_draws` times from the state before the turn, and as
-    often after the turn's reply.
+    """Continue every game `num_draws` times from the state before each turn and after each reply.
 
-    A continuation after a reply executes the reply again with new slips, so the reply gets no
-    credit for a lucky slip in the original game.
+    Continuations execute the reply again with new slips, so a reply gets no credit for a lucky slip
+    in the original game.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
     from_states = []
@@ -190,9 +184,7 @@ def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -
 
 
 def returns_from(games: Sequence[RecordedGame], turns: Sequence[int]) -> np.ndarray:
-    """Return the sum of each game's rewards from a turn on, (number of games,).
-
-    Args: turns: for each game, the index of this turn."""
+    """Return the sum of each game's rewards from the turn with the given index on."""
     returns = []
     for game, turn in zip(games, turns, strict=True):
         returns.append(sum(played.reward for played in game.trajectory.turns[turn:]))

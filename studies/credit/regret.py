@@ -3,15 +3,13 @@
     python -m studies.credit.regret config/frozenlake_ppo.py config/models/tiny.py \\
         --model=tiny,out/run/policy
 
-The policy plays --num_groups training boards, --group_size games each, at --temperature. The script
-computes exact values of optimal play under the same limits (studies/credit/optimal.py). The loss of
-a turn is the value of the state before the turn minus the value of its actions (`reply_value`). The
-loss has two parts:
+The policy plays --num_groups training boards, --group_size games each. The loss of a turn is the
+optimal value of the state before the turn minus the value of its actions (`reply_value`). The loss
+has two parts:
 
 - too long: the loss that the policy would avoid by ending the turn at the best moment, after one or
   more of its actions.
-- the rest: the loss that remains if the turn ends at the best moment. The actions before that
-  moment go a wrong way or are too few.
+- the rest: the loss that remains if the turn ends at the best moment.
 """
 
 from configurator import Config, UserError, load_config
@@ -103,7 +101,7 @@ def losses_of(game: RecordedGame) -> Losses:
 
 
 def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
-    """Return the cells of HEADINGS for one model, without its name. Intervals are over boards."""
+    """Return the cells of HEADINGS for one model, without its name."""
     losses = np.array([losses_of(game) for game in games])  # (games, 2)
     columns = np.column_stack([losses.sum(1), losses])  # (games, 3)
     boards = np.arange(len(games)) // group_size

@@ -1,7 +1,7 @@
 """Write tables and a picture of how accurate the credit of each estimator is.
 
-A case is what measure.py measured at one checkpoint of a run. Cases that differ only in the seed
-are pooled: the report shows the mean over seeds, with an interval over boards and seeds.
+A case is what measure.py measured at one checkpoint of a run. The report shows means over seeds,
+with intervals over boards and seeds.
 """
 
 import json
@@ -24,9 +24,9 @@ from support.statistics import mean_over_seeds
 from tools.plotting.style import GRAY, draw_legend, look_of, picture
 from tools.plotting.tables import markdown
 
-OPTIMAL = "optimal play"  # a credit: the advantage under optimal play
-REFERENCE = "GRPO"  # the estimator with which all others are compared
-HEADINGS = {  # key of a measure in `Numbers` -> heading of its column
+OPTIMAL = "optimal play"
+REFERENCE = "GRPO"  # the others are compared with GRPO
+HEADINGS = {  # key in `Numbers` -> heading of its column
     "rank": "rank correlation",
     "gain": "less GRPO's",
     "rank_raw": "not corrected",
@@ -57,9 +57,9 @@ class Summary:
     method: str  # the estimator that trained the policy
     label: str  # of the checkpoint: start, an iteration such as 20, or end
     seeds: list[int]
-    facts: dict[str, float]  # from `measure_case`, means over seeds
-    estimators: dict[str, Numbers]  # by name of the estimator
-    critic: Numbers | None  # None if the method has no critic
+    facts: dict[str, float]  # from `measure_case`
+    estimators: dict[str, Numbers]
+    critic: Numbers | None
 
     @property
     def title(self) -> str:
@@ -80,7 +80,7 @@ def write_report(out: Path, cases: Sequence[dict]) -> str:
 
 
 def without_nan(value):
-    """Replace NaN and infinity by None in nested dicts and lists, because JSON has neither."""
+    """Replace NaN and infinity, which JSON lacks, by None in nested dicts and lists."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -192,12 +192,12 @@ def section(summary: Summary) -> str:
 
 
 def cells_of(numbers: Numbers, headings: dict[str, str]) -> list[str]:
-    """Return the table cell of each number. A number is in percent if its heading has "%"."""
+    """Return the table cell of each number."""
     return [cell(*numbers[key], in_percent="%" in words) for key, words in headings.items()]
 
 
 def describe_truth(facts: dict[str, float]) -> str:
-    """Return text about the number of turns and the noise of the estimates."""
+    """Describe the number of turns and the noise of the estimates."""
     text = (
         f"{facts['turns']:.0f} turns of {facts['games']:.0f} games a seed, "
         f"{100 * facts['success']:.0f} % won. {facts['draws']:.0f} continuations before and after "
@@ -241,9 +241,7 @@ def cell(value: float, half_width: float, *, in_percent: bool) -> str:
 
 
 def draw(path: Path, summaries: Sequence[Summary]) -> None:
-    """Draw a column of PANELS for every environment and method.
-
-    A point is the measure of an estimator at a checkpoint, with its 95 % interval."""
+    """Draw a column of PANELS for every environment and method."""
     columns: dict[tuple[str, str], list[Summary]] = {}
     for summary in summaries:
         columns.setdefault((summary.env, summary.method), []).append(summary)

@@ -63,8 +63,6 @@ ACTIONS = ("Left", "Down", "Right", "Up")
 
 
 class Letters:
-    """A chat format whose tokens are character codes."""
-
     end = 3
 
     def opening(self, system, user):
@@ -128,7 +126,6 @@ def exact_values(env):
 
 
 def exact_advantage(state, action):
-    """Return Q(state, action) - V(state) under the policy of RandomMoves."""
     env = state.env
     values = exact_values(env)
     moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
@@ -138,7 +135,6 @@ def exact_advantage(state, action):
 
 @pytest.fixture(scope="module")
 def continued():
-    """Play twelve games of random moves on three 3x3 lakes, and continue every turn 60 times."""
     config = replace(LAKE, env="frozenlake:size=3,success_rate=0.8")
     player = Player(RandomMoves(), Letters(), config)
     games = play_groups(player, 3, 4)
@@ -259,7 +255,6 @@ def test_the_optimal_player_earns_the_value_of_the_lake():
 
 
 def brute_force(env, actions_per_turn, turns):
-    """Return the largest sum of rewards over all sequences of moves."""
     if env.terminated or env.actions_left == 0 or turns == 0:
         return 0.0
     best = -np.inf
@@ -382,7 +377,6 @@ def test_shuffling_keeps_the_credits_of_each_game():
 
 
 def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
-    """Return random true advantages, and a Truth with noisy returns for them."""
     advantages = rng.normal(0, spread, num_turns)
     before = rng.normal(0, scatter, (num_turns, draws))
     reply = advantages[:, None] + rng.normal(0, scatter, (num_turns, draws))
@@ -431,7 +425,7 @@ def test_shares_separate_bias_from_luck():
     assert variance_shares(constant, constant, truth) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.filterwarnings("error")  # no warning if the jackknife leaves a single turn
+@pytest.mark.filterwarnings("error")  # the jackknife may leave a single turn
 def test_a_truth_of_noise_alone_is_not_known():
     truth = Truth(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros((2, 2)))
     assert truth.spread() < 0 and truth.draws_for(0.95) == np.inf
@@ -483,7 +477,6 @@ def test_the_critic_is_compared_with_the_true_values():
 
 
 def test_intervals_contain_the_correlation():
-    """At least 90 % of 200 intervals contain the signal of 0.5."""
     rng = np.random.default_rng(5)
     held = 0
     clusters = np.repeat(np.arange(8), 25)
