@@ -85,7 +85,7 @@ def sizes_for(device: torch.device) -> Sizes:
 
 
 class UpdateCase(NamedTuple):
-    """A workload, an estimator and kernels."""
+    """An update to measure."""
 
     work: str  # "W1" or "W2"
     estimator: str = "grpo"  # "gae" also trains a critic
@@ -150,10 +150,7 @@ def train_once(learner: Learner, trajectories: list[Trajectory]) -> None:
 
 
 def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
-    """Make trajectories with random tokens and rewards. A group shares its first prompt.
-
-    Args: later_tokens: tokens before each later turn.
-    """
+    """Make trajectories with random tokens and rewards. A group shares its first prompt."""
     vocabulary = sizes.shape["vocab_size"]
     logprobs = [-float(np.log(vocabulary))] * sizes.response_tokens
     rng = np.random.default_rng(0)
@@ -206,7 +203,6 @@ def median_seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Return the wall time of a call and its work on the device."""
     synchronize(device)
     began = time.perf_counter()
     run()

@@ -26,8 +26,8 @@ TRL_ITERATIONS = 4
 def iteration(config: Config, repeats: int) -> Rows:
     """Measure one iteration: sample replies to a Bandit prompt, and take an optimizer step on all.
 
-    A measurement of train.py is the median of three iterations, after one to warm up. A measurement
-    of TRL is the mean of four. The numbers of sampled tokens must agree within 5 %.
+    A measurement of train.py is the median of three iterations after a warm-up, of TRL the mean of
+    four. The numbers of sampled tokens must agree within 5 %.
     """
     num_replies = config.num_groups * config.group_size
     num_sampled: list[float] = []  # tokens in an iteration of train.py
@@ -76,7 +76,7 @@ def bandit_prompt(config: Config) -> list[dict[str, str]]:
 
 
 def time_training(trainer) -> dict[str, float]:
-    """Return seconds per iteration. The set-up in train() adds 1 %."""
+    """Return seconds per iteration, of which 1 % is the set-up in train()."""
     timer = Timer()
     trainer.train()
     timer.stop()
@@ -89,10 +89,9 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Time iterations of train.py with more trajectories, turns and ranks, and fit exponents.
 
-    An exponent is the slope of log CPU time (for ranks: wall time) over log size. With more than
-    two sizes, the fit leaves out the smallest. Turns are played on Sokoban with one action each.
-    There, replies are cut at 24 tokens, because the base model writes longer replies in late turns.
-    `config` has no effect.
+    An exponent is the slope of log CPU time (for ranks: wall time) over log size. Replies on Sokoban
+    are cut at 24 tokens, because the base model writes longer replies in late turns. `config` has no
+    effect.
     """
     lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]

@@ -42,7 +42,6 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
     Args:
         variants: Name -> function that does the work. "cpu_s" and "wall_s" in its result replace
             the times measured here.
-        repeats: 1 or more.
 
     Returns:
         Variant -> "cpu_s", "wall_s" or a count of the function -> [median, smallest, largest].

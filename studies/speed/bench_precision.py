@@ -51,7 +51,6 @@ class Request:
 def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
     """Compare the log-probs of engine and trainer for a random model.
 
-    Args: repeats: has no effect.
     Returns: row -> mean, 99th percentile and maximum of the absolute difference, nats.
     """
     network = build_random(shape)

@@ -26,8 +26,7 @@ HISTORY_PREFILLED = "Hugging Face, history prefilled every turn"
 def rollout(config: Config, repeats: int) -> Rows:
     """Time the trajectories of one iteration with every engine.
 
-    Sampling is greedy, so all engines sample the same tokens. Trajectories of a group still differ,
-    because the environment is random.
+    Sampling is greedy, so all engines sample the same tokens.
     """
     model, tokenizer = load_model(config.model)
     hf_model = AutoModelForCausalLM.from_pretrained(config.model, attn_implementation="sdpa")
@@ -132,10 +131,7 @@ class DrawnLengths:
 class HuggingFace:
     """An engine that calls `generate` once a turn, for a batch of all unfinished trajectories.
 
-    Args:
-        model: A model of transformers.
-        eos_id: The token that ends a reply.
-        keep: Keep the KV cache from turn to turn, instead of a prefill of the whole history.
+    Args: keep: keep the KV cache from turn to turn, instead of a prefill of the whole history.
     """
 
     def __init__(self, model: PreTrainedModel, eos_id: int, *, keep: bool):
@@ -189,7 +185,6 @@ class HuggingFace:
         self.mask = self.ids.clone()  # (B, T), 0 on padding
 
     def select(self, keys: Sequence[int]) -> None:
-        """Keep only the rows of the trajectories `keys`."""
         rows = torch.tensor([self.keys.index(key) for key in keys])
         self.cache.batch_select_indices(rows)
         self.ids = self.ids[rows]

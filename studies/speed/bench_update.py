@@ -31,10 +31,7 @@ Part = Sequence[Trajectory]  # a micro-batch
 
 
 def update(config: Config, repeats: int) -> Rows:
-    """Time forward and backward on up to 32 trajectories, cut after 1 to 5 turns.
-
-    Raises: UserError if loss or gradient norm of the variants differ.
-    """
+    """Time forward and backward on up to 32 trajectories, cut after 1 to 5 turns."""
     model, tokenizer = load_model(config.model)
     policy = Policy(model)
     plain = load_plain(config.model)
@@ -102,7 +99,6 @@ class Batch:
         return [self.trajectories[i] for i in indices]
 
     def old_logprobs(self, indices: list[int]) -> Tensor:
-        """Return the engine's log-probs of all response tokens, (R,)."""
         values = []
         for trajectory in self.part(indices):
             values += trajectory.rollout_logprobs
@@ -160,7 +156,6 @@ def num_operations(model: PreTrainedModel, packed: PackedBatch) -> int:
 
 
 def print_share_of_peak(operations: int, cpu_s: float) -> None:
-    """Print the rate of the packed update relative to a large matrix product."""
     peak = measure_peak()
     share = operations / cpu_s / peak
     print(
@@ -214,8 +209,7 @@ def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
 def make_trl_trainer(config: Config, prompt, **options):
     """Make TRL's GRPOTrainer. The reward of a reply is its index in the group.
 
-    Returns:
-        The trainer, and a list to which it appends the number of sampled tokens of each rollout.
+    Returns: the trainer, and a list that collects the number of sampled tokens of each rollout.
     """
     from datasets import Dataset
     from datasets.table import InMemoryTable

@@ -95,7 +95,6 @@ def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.
 
 
 def measure_case(piece: str, name: str, case: Case, results: Results, device: torch.device) -> None:
-    """Measure a case and add its result, or the reason why there is none."""
     try:
         values = case()
         memory = {"peak GiB": parallel.peak_memory(device)}
@@ -112,7 +111,6 @@ def measure_case(piece: str, name: str, case: Case, results: Results, device: to
 
 
 def release_memory(device: torch.device) -> None:
-    """Free the memory of the previous case."""
     gc.collect()  # FSDP2 modules form reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -333,7 +331,7 @@ def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> t
 
 
 def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> list[str]:
-    """Return a sentence for each of COMPARED that differs by over `tolerance`."""
+    """Return a sentence for each metric that differs from the CPU's by more than `tolerance`."""
     problems = []
     for key in COMPARED:
         found = metrics[key]
@@ -392,8 +390,7 @@ def load_or_build(config: Config, device: torch.device):
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
     """Return settings of PPO on FrozenLake, for a random model with the shape of Qwen2.5-0.5B.
 
-    Nearly all replies are malformed, so the scores of a group are equal. Without filter_zero_std,
-    the filter would drop these groups."""
+    Without filter_zero_std, the filter would drop all groups: their scores are equal."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":

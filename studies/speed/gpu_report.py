@@ -101,7 +101,7 @@ class Results:
         self.read()
 
     def read(self) -> None:
-        """Read the lines, also those of other processes."""
+        """Read the file, to which other processes add lines."""
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         for line in lines:
             row = json.loads(line)
@@ -110,7 +110,6 @@ class Results:
     def add(
         self, piece: str, case: str, state: str, values: dict | None = None, reason: str = ""
     ) -> None:
-        """Append a line to the file."""
         row = {"piece": piece, "case": case, "state": state, "values": values or {}}
         row["reason"] = reason
         self.rows[piece, case] = row
@@ -194,7 +193,6 @@ def run_once(piece: Piece, config: Config, results: Results, deadline: float) ->
 
 
 def cases_in(states: Sequence[str], piece: Piece, results: Results) -> list[str]:
-    """Return the cases of a piece that are in one of `states`."""
     cases = [case for name, case in results.rows if name == piece.name and case]
     return [case for case in cases if results.state(piece.name, case) in states]
 
@@ -253,7 +251,6 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def last_lines(log: Path) -> str:
-    """Return the last 300 characters of a log as one line."""
     text = log.read_text(encoding="utf-8", errors="replace")
     return " ".join(text.split())[-300:]
 
