@@ -89,9 +89,9 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Time iterations of train.py with more trajectories, turns and ranks, and fit exponents.
 
-    An exponent is the slope of log CPU time (for ranks: wall time) over log size. Replies on Sokoban
-    are cut at 24 tokens, because the base model writes longer replies in late turns. `config` has no
-    effect.
+    An exponent is the slope of log CPU time (for ranks: wall time) over log size. On Sokoban,
+    replies are cut at 24 tokens, because the base model writes longer replies in late turns.
+    `config` has no effect.
     """
     lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]
