@@ -8,9 +8,9 @@ A document is a dialogue in one environment, and a pack holds documents of one e
 Training begins with documents of a single question. Without this easy part, a model of this size
 does not learn to read boards.
 
-No document starts on a board of the evaluation or held-out instances, not even with other symbols.
-For tests of generalisation, the corpus has no symbol in its role in "newvocab", no board sizes
-besides those of WORLDS, and no bandit arms of "jobs_test".
+The corpus leaves out the boards of RESERVED (also with other symbols). For tests of generalisation,
+it has no symbol in its role in "newvocab", no board sizes besides those of WORLDS, and no bandit
+arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
@@ -159,7 +159,7 @@ def draw_observation(rng: np.random.Generator, easy: bool) -> str:
 
 
 def draw_limits(config: SftConfig, env: Env, rng: np.random.Generator) -> SftConfig:
-    """Return settings with random limits on turns, actions and tokens, and random `think`."""
+    """Return settings with random limits and random `think`."""
     if env.repeats:
         max_turns, actions_per_turn = 1, 1
     elif rng.random() < 0.7:

@@ -81,7 +81,7 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
 
 
 def _parse_shape(shape: str) -> tuple[int, int]:
-    """Read layers and width from a shape. Raises: UserError for an illegal shape."""
+    """Read layers and width from a shape."""
     layers, _, width = shape.partition("x")
     if layers.isdecimal() and width.isdecimal() and len(shape) < 10:
         num_layers = int(layers)
@@ -132,7 +132,7 @@ def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
 def environment_texts() -> list[str]:
     """Return the texts from which the tokenizer is learned.
 
-    Another text would change the token ids, with which the weights in base/ were trained.
+    Do not change these texts: the weights in base/ were trained with the token ids that they give.
     """
     texts = ["system\nuser\nassistant\n_√_√#√"] * 500
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]

@@ -1,4 +1,5 @@
-# Pretraining of the model in base/ on generated text. The command also continues a run.
+# Pretraining of the model in base/ on generated text.
+# The command also continues an interrupted run.
 # Launch:  torchrun --nproc_per_node=2 -m studies.base_model.pretrain \
 #              studies/base_model/config/pretraining.py
 
