@@ -8,9 +8,9 @@ A document is a dialogue in one environment, and a pack holds documents of one e
 Training begins with documents of a single question. Without this easy part, a model of this size
 does not learn to read boards.
 
-The corpus leaves out the boards of RESERVED (also with other symbols). For tests of generalisation,
-it has no symbol in its role in "newvocab", no board sizes besides those of WORLDS, and no bandit
-arms of "jobs_test".
+No document starts on a board of RESERVED, not even with other symbols. For tests of generalisation,
+the corpus has no symbol in its role in "newvocab", no board sizes besides those of WORLDS, and no
+bandit arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """

@@ -191,7 +191,7 @@ def test_reading_is_scored_by_kind():
 
 
 def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
-    # The probe must replace reward_density.
+    # The probe replaces reward_density, so that each answer earns its own reward.
     config = small_config(eval_size=3, observation="grid", reward_density="dense")
     scores = board_probes.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}

@@ -71,7 +71,7 @@ class Truth:
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
-        """Draws that raise Pearson's correlation of estimates and truth to `ceiling`."""
+        """The number of draws that raises Pearson's correlation with the truth to `ceiling`."""
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]

@@ -59,7 +59,7 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Raise UserError if two runs with one environment and estimator are not two seeds of a method.
+    """Raise UserError if runs with the same environment and estimator are not seeds of one method.
 
     The report pools these runs."""
     pools: dict[tuple[str, str], list[str]] = {}

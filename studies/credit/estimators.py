@@ -64,7 +64,7 @@ NEUTRAL = {
 
 
 def estimators_of(learner: Learner) -> dict[str, dict]:
-    """Return the ESTIMATORS that the learner can compute, with or without a critic."""
+    """Return the ESTIMATORS that the learner can compute. Some need its critic."""
     found = {}
     for name, settings in ESTIMATORS.items():
         if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:

@@ -25,7 +25,7 @@ from tools.plotting.style import GRAY, draw_legend, look_of, picture
 from tools.plotting.tables import markdown
 
 OPTIMAL = "optimal play"
-REFERENCE = "GRPO"  # the others are compared with GRPO
+REFERENCE = "GRPO"  # the other estimators are compared with GRPO
 HEADINGS = {  # key in `Numbers` -> heading of its column
     "rank": "rank correlation",
     "gain": "less GRPO's",

@@ -166,7 +166,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
 
 
 def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
-    """On the same board, the same first action has the same advantage for all slips."""
+    """On the same board, a first action has the same advantage for all slips."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     starts = np.cumsum([0, *(game.num_turns for game in games)])[:-1]

@@ -56,7 +56,7 @@ def rate_cell(run: dict, iteration: str) -> str:
 def chance_of_possible(num_numbers: int, num_turns: int) -> float:
     """Return the probability of a win if each guess is a random number that is still possible.
 
-    Args: num_numbers: possible numbers. num_turns: guesses left."""
+    Args: num_numbers: how many numbers are possible. num_turns: guesses left."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
     wins = 0.0

@@ -25,7 +25,7 @@ from support.training_metrics import Timer
 CLIP_LOW = 0.2
 CLIP_HIGH = 0.28
 PADDED_BATCH = 8  # trajectories
-TOLERANCE = 5e-5  # of loss (absolute) and gradient norm (relative), float32
+TOLERANCE = 5e-5  # allowed difference of loss (absolute) and gradient norm (relative), float32
 
 Part = Sequence[Trajectory]  # a micro-batch
 
