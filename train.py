@@ -3,7 +3,7 @@
 One iteration samples P groups of N trajectories, keeps the groups whose scores vary most, computes
 advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py` has the formulas
 and lists the differences from the StarPO paper (RAGEN, arXiv 2504.20073). `methods.py` has methods
-of other papers. docs/methods.md says how to add an estimator or a method.
+of other papers. docs/methods.md says how to add an estimator.
 
 Letters of shapes: P groups, B trajectories, K turns, R response tokens. After the filter, B, K and
 R count only kept trajectories. In the update they count one mini-batch or micro-batch.

@@ -55,7 +55,7 @@ def config_file(folder, text, name="mine.py"):
     return str(folder / name)
 
 
-# ---- what is accepted ----
+# ---------- what is accepted
 
 
 def test_defaults():
@@ -130,7 +130,7 @@ def test_extra_options_are_returned_apart():
     assert extra["player"] == ""
 
 
-# ---- what is refused, and in which words ----
+# ---------- what is refused, and in which words
 
 
 def test_unknown_key_on_the_command_line_names_the_nearest():
@@ -290,7 +290,7 @@ def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, word
     assert isinstance(error.value.__cause__, cause)
 
 
-# ---- ranges ----
+# ---------- ranges
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_pairs_that_contradict(argument, message):
         load(argument)
 
 
-# ---- out_dir ----
+# ---------- out_dir
 
 
 def test_out_dir(tmp_path):
@@ -477,7 +477,7 @@ def test_out_dir(tmp_path):
     assert load(config_file(tmp_path, "out_dir = 'out/file'"), "--seed=1").out_dir == "out/file_s1"
 
 
-# ---- shipped configs ----
+# ---------- shipped configs
 
 
 def test_every_shipped_config_is_known():
@@ -523,7 +523,7 @@ def test_ppo_and_grpo_differ_in_the_estimator_only():
         assert replace(ppo, estimator="grpo", out_dir=grpo.out_dir) == grpo
 
 
-# ---- printing ----
+# ---------- printing
 
 
 def test_describe_shows_what_was_given():
@@ -611,7 +611,7 @@ def test_the_help_of_tools_sft_shows_its_settings():
     assert "sft_" not in help_text("What the script does.")
 
 
-# ---- scripts ----
+# ---------- scripts
 
 SCRIPT = '''"""What this script is for."""
 from configurator import UserError, load_config

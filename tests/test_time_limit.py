@@ -104,7 +104,7 @@ def alarm_without_handler():
     time.sleep(20)
 
 
-def alarm_of_its_own():
+def own_alarm():
     """Set an alarm for a first wait, as a user's code may do, and hang in a second wait."""
 
     def give_up(*_):
@@ -117,7 +117,7 @@ def alarm_of_its_own():
     time.sleep(20)
 
 
-@pytest.mark.parametrize("hang", [alarm_off, alarm_without_handler, alarm_of_its_own])
+@pytest.mark.parametrize("hang", [alarm_off, alarm_without_handler, own_alarm])
 def test_the_alarm_belongs_to_the_environment(hang):
     with pytest.raises(EnvError, match=r"^no answer within 0.1 s$"):
         call_with_timeout(0.1, hang)
