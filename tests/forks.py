@@ -79,6 +79,9 @@ def import_vllm():
     names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
     for name in (*names, "model_executor.models.qwen2"):
         importlib.import_module(f"vllm.{name}")
+    # vLLM inspects a model class in a new process, so that CUDA is not started in this one.
+    registry = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda inspect: inspect()
 
 
 if __name__ == "__main__":
