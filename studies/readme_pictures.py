@@ -7,8 +7,8 @@
 - docs/agent.gif and docs/view.png: a game of out/frozenlake_ppo, the run of `make train`, and a
   screenshot of the page of this run. If the run is missing, it is trained first (7 CPU-minutes).
 
-The screenshot needs playwright (requirements/dev.txt) and Chromium. studies/real_model/page.py
-draws docs/echo_trap.png.
+The script needs playwright (requirements/dev.txt) and Chromium. studies/real_model/page.py draws
+docs/echo_trap.png.
 """
 
 from configurator import UserError
