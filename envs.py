@@ -86,9 +86,10 @@ class Env:
         rules() -> str
             The description of the game in the system message.
 
-    A subclass may override the class attributes and the public methods below, and `_read`.
-    docs/environments.md says when. The player "optimal" needs `plan`. By default "greedy",
-    demonstrations and --reward_density=plan need `plan`, too.
+    A subclass may override the attributes `repeats`, `max_reward`, `blocking` and `runs_programs`,
+    and the methods from `key` to `optimal_length` below. docs/environments.md says when. The player
+    "optimal" needs `plan`. By default "greedy", demonstrations and --reward_density=plan need
+    `plan`, too.
 
     The arguments of `__init__` with a default are the options of the environment, as in
     `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with

@@ -7,8 +7,8 @@
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
 The policy samples at eval_temperature (0.5) under the limits of the config. Instances and
-transition noise are the same for every row of the table, so rows can be paired. Environments with
-`repeats`, such as Bandit, are an exception: training uses these prompts, too.
+transition noise are the same for every row of the table, so rows can be paired. In environments
+with `repeats`, such as Bandit, training draws these prompts, too.
 
 --eval_split=heldout plays 256 other instances, for choosing settings. --samples=N plays every
 prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to row NAME.

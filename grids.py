@@ -248,7 +248,7 @@ class FrozenLake(Grid):
         return [self.actions[move] for move in moves]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return moves along a random shortest path. Slips are ignored."""
+        """Return moves along a random shortest path, chosen as if no move slipped."""
         paths = lake_paths(self.size, self.holes, self.goal)
         cell = self.player
         moves = []

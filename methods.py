@@ -44,7 +44,8 @@ def shape_rewards(
 ) -> list[float]:
     """Reward density: replace the rewards of the turns of a finished game.
 
-    The new rewards sum to 1 for a success and to less than 1 otherwise.
+    The new rewards sum to 1 for a success and to less than 1 otherwise. In the paper's code a
+    failure can earn more than a success.
 
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
@@ -121,9 +122,9 @@ def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
 def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
-    In GRPO, all advantages in a group without variance are 0. So `train.collect_rollouts` samples
-    the missing groups, in at most sampling_rounds rounds. DAPO samples whole batches instead and
-    drops surplus groups.
+    In GRPO, all advantages in a group without variance are 0, so `train.collect_rollouts` samples
+    another group instead, in at most sampling_rounds rounds. It does so with every estimator. DAPO
+    samples whole batches and drops surplus groups.
 
     Acts if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
@@ -281,7 +282,7 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     paper's clip range, 3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets
     recompute_old_logprobs.
 
-    `starpo.bound_log_ratio` clamps log s to [-20, 20] nats.
+    `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
         numbers, next to each other, for the tokens of a segment. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.

@@ -37,8 +37,8 @@ from support.preflight import check_driver
 # the processor's cache. On a GPU, large chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 # torch.compile keeps at most this many versions of one function; further versions run uncompiled.
-# The default of 8 is too few for the norms of Qwen3, which have two widths, trained or frozen
-# weights, and gradients on or off.
+# The default of 8 is too few for the norms of Qwen3: hidden states and heads differ in width,
+# weights of policy, critic and reference are trained or frozen, and gradients are on or off.
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # of loading and saving, which take only seconds

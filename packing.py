@@ -233,7 +233,8 @@ class PackedLayout:
     """Attention for one packed batch, shared by all layers.
 
     Newer GPUs run one varlen kernel for the whole row. On a CPU, on an older GPU and in float32,
-    each piece is one SDPA call. The keys of a piece are the keys of its context, then its own keys.
+    each piece is one SDPA call. The keys of a piece are the keys of its context, then its own keys,
+    so its queries have the positions of its last keys.
     """
 
     def __init__(self, batch: PackedBatch):

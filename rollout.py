@@ -28,7 +28,7 @@ from support.time_limit import EnvError, call_with_timeout
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample
 
-MAX_REWARD = 1e9  # largest absolute reward of a turn; a larger reward counts as an error
+MAX_REWARD = 1e9  # largest absolute reward of a turn; a larger one is an error: sums may overflow
 
 # ---------- data
 
@@ -50,7 +50,7 @@ class Turn:
     prompt_ids: list[int]
     # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
     response_ids: list[int] | list[str]  # texts if from an API
-    # of response_ids, from the engine, nats; NaN where the engine gave none
+    # of response_ids, from the engine at its temperature, nats; NaN where the engine gave none
     rollout_logprobs: list[float]
     # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
     reward: float = 0.0
@@ -226,8 +226,8 @@ class Rollout:
     def execute(self, text: str) -> TurnOutcome:
         """Execute a reply.
 
-        If the environment raises anything, takes too long or pays more than MAX_REWARD, the
-        outcome has the status error."""
+        If the environment raises anything, takes too long or pays NaN or more than MAX_REWARD
+        (absolute value), the outcome has the status error."""
         if self.failure:
             return self.failure
         try:
@@ -266,7 +266,8 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Return the trajectory of an episode that is over.
 
-        reward_density changes the rewards of its turns, but not after an error."""
+        reward_density changes the rewards of its turns, but not after an error. Messages showed
+        the rewards before this change."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density != "native" and trajectory.status != "error":

@@ -10,7 +10,8 @@ clipped objective over the response tokens y_t, t = 1..R:
 `ppo_loss` computes L_policy over the R response tokens of a mini-batch. The weight w_t has no
 gradient. It is the product of an importance weight, which corrects for the difference between
 engine and trainer (`importance_weights`), and a token weight, which says how tokens are averaged
-(`token_weights`). By default w_t is 1 until ratio_t exceeds a cap.
+(`token_weights`). By default pi_old is the engine's policy, and w_t is 1 until ratio_t exceeds a
+cap.
 
 `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -177,8 +178,9 @@ def normalize_rewards(
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" is
     "mean_std", clipped to [-1, 3]. Scores without variance become 0. With "mean_std" and
-    "asym_clip", turn rewards are divided by the same std + 1e-6, or become 0 without variance. Then
-    the reward of the last turn changes so that the rewards of the trajectory sum to its new score.
+    "asym_clip", turn rewards are divided by the same std + 1e-6, or become 0 without variance. With
+    every method, the reward of the last turn then changes so that the rewards of the trajectory sum
+    to its new score.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
     Returns: (K,), with the dtype of rewards.
@@ -302,7 +304,7 @@ def gae(
 
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
     last step of a piece, even if a limit ended the trajectory: the prompt shows the limits on turns
-    and actions.
+    and actions (but not max_context_tokens).
 
     gae                        steps are tokens, pieces are trajectories
     bi-level GAE, first pass   steps are turns, pieces are trajectories

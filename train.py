@@ -13,9 +13,10 @@ R count only kept trajectories. In the update they count one mini-batch or micro
     python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. SIGTERM, SIGUSR1 and
-Ctrl-C end the run after the current iteration, or after grace_s seconds if that is sooner. The exit
-code is then 75, or 1 with torchrun (docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. Most changed settings
+then need --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run after the current iteration,
+or after grace_s seconds if that is sooner. The exit code is then 75, or 1 with torchrun
+(docs/faults.md).
 """
 
 from configurator import Config
@@ -120,7 +121,7 @@ def iterate(
     """Do one round of rollout and update.
 
     Args: history: metrics of earlier iterations, for the moving averages of `measure_collapse`.
-    Returns: the metrics of this iteration (None: not measured), and the groups without an error."""
+    Returns: metrics (None: not measured), and the trajectories of the groups without an error."""
     config = learner.config
 
     # -- collect: P groups of N trajectories
@@ -132,7 +133,7 @@ def iterate(
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
-    # -- diagnose before the update changes the weights; no timer runs
+    # -- diagnose before the update changes the weights; rollout_s and update_s exclude this
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
@@ -213,7 +214,8 @@ def collect_groups(
     """Sample `num_groups` groups of N trajectories.
 
     The members of a group start from the same instance, with different transition noise and
-    sampling noise. The environment of each group is drawn from the mixture in the setting `env`.
+    sampling noise. The environment of each group is drawn from the present mixture in the setting
+    `env`.
 
     Args: rng: draws the environments; first_group: the index of the first group in the iteration,
         which is part of its instance's seed."""
@@ -537,7 +539,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         the first step, None if the engine gives no log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    # Each trajectory once: with context_turns, a trajectory has a sequence for each turn.
+    # Each trajectory once: with context_turns, a trajectory has a sequence for each turn. The
+    # numbers may have gaps, because drop_void leaves trajectories out.
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     steps = []

@@ -493,7 +493,7 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
-    # Comments of config/frozenlake_ppo.py state the numbers 128 and 32.
+    # One step per iteration, as config/frozenlake_ppo.py says.
     num_trajectories = {"guess_grpo": 256}.get(name, 128)
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 

@@ -454,7 +454,7 @@ def test_the_reference_player_of_gymnasium_is_optimal():
         steps = [env.step(action) for action in env.plan(50, 50)]
         assert len(steps) == length
         assert steps[-1].success
-    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0
+    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0  # at the start, cell 36, go up
     with pytest.raises(UserError, match="gymnasium:Blackjack-v1 has no reference player"):
         opened("gymnasium:Blackjack-v1").plan(1, 1)
 

@@ -69,6 +69,7 @@ def test_groups_of_names():
 
 
 def test_metrics_of_an_iteration_by_hand():
+    """Four groups of two trajectories. One has an error, and the filter keeps one of the others."""
     first, second = two_trajectories()  # scores 0.9 and 0
     good = [first, second, second, second, first, first]
     sampled = [*good, replace(first, status="error"), first]

@@ -562,4 +562,4 @@ def test_the_policy_learns_which_arm_pays(tmp_path, monkeypatch):
     sizes = ["--num_iterations=20", "--eval_every=0", "--eval_size=32", "--learning_rate=1e-3"]
     train.main([*files, *sizes, f"--model={root / 'base'}", "--out_dir=out/arms"])
     success = [row["success"] for row in rows_of("out/arms")]
-    assert sum(success[-5:]) / 5 > max(0.7, sum(success[:4]) / 4 + 0.15)
+    assert sum(success[-5:]) / 5 > max(0.7, sum(success[:4]) / 4 + 0.15)  # chance is 0.5

@@ -126,7 +126,7 @@ def test_a_run_gets_settings_metrics_and_a_table(tmp_path, wandb, page):
 def test_a_continued_run_goes_on_in_its_run(tmp_path, wandb):
     log = Log(tmp_path, [], CONFIG)
     log.close(75)
-    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []
+    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []  # 75: interrupted
     Log(tmp_path, [a_row(1)], CONFIG)
     Log(tmp_path, [], CONFIG)
     first, second, third = [run.id for run in wandb.runs]

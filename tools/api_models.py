@@ -5,6 +5,7 @@
 URL is the address of the server, such as http://localhost:8000/v1. The environment variable
 OPENAI_API_KEY holds the server's key. Folders of runs, --player, --samples, --against, --json and
 --jsonl work as in eval.py. The server limits the context; max_context_tokens has no effect.
+`max_running` games are played at once, in threads.
 """
 
 from configurator import Config, UserError

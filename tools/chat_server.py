@@ -55,8 +55,8 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
 
     After a temporary error, the function calls `on_fault` and repeats the request. Such errors are
     a missing connection, timeouts, 5xx, 408, 429 and malformed replies.
-    Returns: a reply with as many tokens as the server counted: first the whole text, then empty
-        tokens. If the request fails, `Reply.error` says why.
+    Returns: a reply with as many tokens as the server counted (at least one): first the whole
+        text, then empty tokens. If the request fails, `Reply.error` says why.
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
     content = json.dumps(body).encode()

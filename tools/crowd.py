@@ -35,7 +35,7 @@ SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
 MAX_RANDOM_SHARE = 0.2  # largest share of random turns that a game draws
 LONGEST_PLAN = 3  # actions; longer plans are slow to compute on slippery ice
 
-# The cost of a move. The parts are compared in order.
+# The cost of a move; the lowest is best. The parts are compared in order.
 Cost = tuple[float, ...]
 
 

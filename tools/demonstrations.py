@@ -1,7 +1,8 @@
 """Demonstrations for SFT: games of scripted players, and files of games.
 
 The thoughts are true sentences about the state. The setting `sft_player` selects the player:
-- shortest: follows a shortest path (`Env.demonstrate`), mostly with one action a turn.
+- shortest: follows a shortest path (`Env.demonstrate`), mostly with one action a turn. It does not
+  show what RL should find out, such as the danger of slipping.
 - planner: plays optimally under the limits of turns and actions (`Env.plan`).
 - crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """

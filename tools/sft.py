@@ -436,8 +436,8 @@ def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optim
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised (K. Jordan 2024; constants as in torch.optim.Muon).
 
-    It computes in float32, because bfloat16 takes ten times as long on a CPU without bfloat16
-    instructions."""
+    It computes in float32. torch.optim.Muon computes in bfloat16, which takes ten times as long on
+    a CPU without bfloat16 instructions."""
 
     MOMENTUM = 0.95
     NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)

@@ -223,7 +223,7 @@ class Index:
         A shared word that n of all N documents contain adds log(1 + N / n) to a document's score.
         """
         scores = np.zeros(len(self.documents))
-        for word in sorted(words_of(query)):  # sorted, because sums depend on the order
+        for word in sorted(words_of(query)):  # sums must not depend on the hash seed
             numbers = self.places.get(word)
             if numbers is not None:
                 scores[numbers] += math.log(1 + len(self.documents) / len(numbers))
@@ -253,10 +253,10 @@ class Index:
         return self.nameable[most]
 
     def _is_found(self, number: int, most: int) -> bool:
-        """Whether a search for the name of document `number` finds this document.
+        """Whether a search for the name of document `number` finds it in `most` results.
 
-        This document has all words of its name, so only earlier documents with all these words
-        come before it.
+        Equal scores keep the order of the documents. This document has all words of its name, so
+        only earlier documents with all these words come before it.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)

@@ -113,9 +113,9 @@ Expression = Callable[[], int | list[int] | None]  # computes a value
 class Program:
     """Turns syntax trees into Python functions that execute them.
 
-    Values are whole numbers, True, False, None and lists of whole numbers. Compiling raises
-    ProgramError for unknown syntax. Executing raises ProgramError at a limit, or errors of Python
-    such as ZeroDivisionError.
+    Values are whole numbers, True, False, None and lists of whole numbers. No operation may change
+    a list in place, because tests share their arguments. Compiling raises ProgramError for unknown
+    syntax. Executing raises ProgramError at a limit, or errors of Python such as ZeroDivisionError.
     """
 
     def __init__(self):
@@ -123,7 +123,9 @@ class Program:
         self.steps = 0  # statements and operations executed so far in this call
 
     def count_step(self) -> None:
-        """Count one step. Raises: ProgramError after MAX_STEPS, so that all loops end."""
+        """Count one step; each iteration of a loop counts, so that all loops end.
+
+        Raises: ProgramError after MAX_STEPS."""
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise ProgramError("too many steps")

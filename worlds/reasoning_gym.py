@@ -33,7 +33,7 @@ SLOW = (
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
 # acre makes all its questions at the start, and word_ladder limits their number. So the adapter
-# makes one dataset per question.
+# makes a dataset for each of their questions.
 ONE_BY_ONE = ("acre", "word_ladder")
 # These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (

@@ -141,8 +141,8 @@ class Repair(Env):
 
     The policy can run 4 of the 10 tests. The 6 hidden tests decide about success.
 
-    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` rises linearly with the passed
-    hidden tests: 0 for the faulty code, 1 if all pass.
+    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays 1 if all pass, 0 if no
+    more pass than of the faulty code, and is linear in between.
     """
 
     def __init__(self, *, reward: str = "binary", **common):

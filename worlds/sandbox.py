@@ -105,8 +105,8 @@ def run_sandboxed(
 
     Args:
         folder: the working directory. An isolated command can change no other folder of the host.
-        isolated: False runs the command as the present user, with resource limits only. Resource
-            limits are no security boundary.
+        isolated: False runs the command as the present user, with resource limits only. They are
+            no security boundary, and processes that leave the session keep running.
     Returns: the exit status (None if killed after MAX_SECONDS), and the first MAX_OUTPUT bytes of
         the output.
     Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.
@@ -145,7 +145,8 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
 def _run(arguments: list[str], folder: str, stdin: IO, output: IO) -> int | None:
     """Run a process, and kill its process group afterwards.
 
-    Returns: the exit status; None if the process was killed after MAX_SECONDS."""
+    Returns: the exit status; None if the process was killed after MAX_SECONDS.
+    Raises: FolderFull if the folder becomes too large."""
     process = subprocess.Popen(
         arguments,
         cwd=folder,

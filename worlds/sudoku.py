@@ -1,7 +1,8 @@
 """Sudoku on 4x4 cells. Every puzzle has exactly one solution.
 
-RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. Here the agent may replace
-every digit that it wrote, so no mistake is final.
+RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. Its default limits allow
+fewer actions than there are empty cells. Here the agent may replace every digit that it wrote, so
+no mistake is final.
 """
 
 from configurator import UserError

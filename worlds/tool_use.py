@@ -1,6 +1,7 @@
 """Tools: answer questions with a search, a calculator and a key-value store, call by call.
 
-`ToolUse` asks about the bundled towns of worlds/documents.py, which are the same in every game.
+`ToolUse` asks about the bundled towns of worlds/documents.py. They are the same in every game, so a
+policy may learn them by heart. The key-value store differs from game to game.
 `OwnData` takes items, passages and questions from a user's file.
 """
 

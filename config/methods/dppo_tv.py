@@ -3,5 +3,5 @@
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/dppo_tv.py
 
 tv_bound = 0.2
-importance_cap = 1e6  # no truncation, as in the paper
+importance_cap = 1e6  # no truncation, as in the paper; the paper's code truncates at 20
 batch_size = 8  # four optimizer steps per iteration of frozenlake_grpo.py

@@ -1,6 +1,6 @@
 # Overlay for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It combines GSPO with turns as segments,
-# GiGPO, and a filter that keeps all groups with variance.
-# --sampling_rounds=3 also replaces groups without variance.
+# GiGPO, and a filter that keeps all groups whose scores differ.
+# --sampling_rounds=3 also replaces the other groups.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/sampo.py
 
 estimator = "grpo"
@@ -9,7 +9,7 @@ turn_gamma = 0.95
 sequence_ratio = True
 segment = "turn"  # as in the authors' code
 recompute_old_logprobs = True  # else bfloat16 rounding could exceed the clip range
-clip_low = 3e-3
+clip_low = 3e-3  # the clip range of the authors' scripts for SAMPO
 clip_high = 4e-3
 aggregation = "seq_mean_token_mean"
 filter_strategy = "top_p"

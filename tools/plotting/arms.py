@@ -46,7 +46,7 @@ class TrainedRun:
     wins: dict[str, Wins]  # by scored environment; the first is that of `evaluations`
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
-    code_diff: str | None = ""  # diff of the code; None: unknown
+    code_diff: str | None = ""  # from the commit to the code of the run; None: unknown
 
     def is_finished(self) -> bool:
         return bool(self.wins)
@@ -113,7 +113,8 @@ def read_run(folder: Path) -> TrainedRun:
 
 
 def read_code_diff(folder: Path, commit: str) -> str | None:
-    """Return the diff between the commit and the code of a run; None if the run did not save it."""
+    """Return the diff between the commit and the code of a run; None if a run of changed code did
+    not save it."""
     path = folder / code_version.NAME
     if path.is_file():
         return read_text(path)
@@ -185,8 +186,8 @@ def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
 
 
 def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
-    """Name each arm after the folder of its first run, without _s<seed>. Equal names get the parent
-    folder."""
+    """Name each arm after the folder of its first run, without _s<seed>. If two names are equal,
+    all names begin with the parent folder."""
     paths = []
     for runs in runs_of:
         path = runs[0].folder.resolve()

@@ -170,7 +170,7 @@ def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
 
 
 def draw_players(axes: Axes, players: Wins) -> list[Label]:
-    """Draw a line for each player, and return the labels. Equal players share a label."""
+    """Draw the players and return their labels. Players with equal success share a line."""
     names: dict[float, list[str]] = {}
     for label, wins in players.items():
         percent = float(100 * wins.mean())
