@@ -1,22 +1,21 @@
 """Warnings about replies and games that ran out of tokens, and about idle iterations.
 
-Running out of tokens makes a policy look bad: a reply that was cut off is rarely valid, and a game
-whose context has no room for another reply is not won. An iteration is idle if the filter kept no
-group, so that nothing was updated. The functions keep no state, so a continued run prints the same
-warnings as an uninterrupted one.
+A reply that was cut off is rarely valid. A game whose context has no room for another reply is not
+won. An iteration is idle if the filter kept no group, so nothing was updated. The functions keep no
+state, so a continued run prints the same warnings as an uninterrupted one.
 """
 
 from collections.abc import Sequence
 from statistics import fmean
 
 BUDGET_LIMIT = 0.1  # smallest fraction of cut-off replies or of full contexts that causes a warning
-LAST_ROWS = 10  # iterations that the summary at the end of a run describes
-# The metrics that `budget_note` reads. Rows of older versions do not have them.
+LAST_ROWS = 10  # iterations in the summary at the end of a run
+# The metrics of `budget_note`. Rows of older versions do not have them.
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
-IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row or, at the run's end, in all
-SOLVED = 0.9  # the task counts as solved if idle iterations reach this success rate
-# Below this fraction of valid replies, SFT on the reply format is advised. If there is a
-# `budget_note`, replies that were cut off count as valid.
+IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
+SOLVED = 0.9  # the task counts as solved from this mean success of idle iterations on
+# Below this fraction of valid replies, a warning advises SFT on the reply format. If there is a
+# `budget_note`, cut-off replies count as valid.
 FEW_VALID = 0.5
 
 
@@ -56,7 +55,7 @@ def budget_warning(history: Sequence[dict]) -> str:
 
 
 def budget_summary(history: Sequence[dict]) -> str:
-    """A sentence with the `budget_note` of the means over the last LAST_ROWS rows; "" for none."""
+    """The `budget_note` of the means over the last LAST_ROWS rows, as a sentence; "" for none."""
     note = budget_note(mean_budgets(history[-LAST_ROWS:]))
     return f"in the last iterations, {note}" if note else ""
 

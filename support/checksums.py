@@ -1,10 +1,11 @@
-"""Checksums of the files of a run. They reveal damage that leaves a file readable.
+"""Checksums of the files of a run, to find damaged files.
 
     checkpoint-STEP/manifest.json    of all files of the checkpoint
     checkpoint-STEP/logs.json        of the logs of the run, up to the iteration of the checkpoint
-    best/checksums.json              of the files of the policy; policy/ has one, too
+    best/checksums.json              of the files of the best policy
+    policy/checksums.json            of the files of the last policy
 
-They do not protect against somebody who changes a file and its checksum.
+Checksums do not protect against somebody who changes a file and its checksum.
 """
 
 from configurator import UserError
@@ -100,7 +101,7 @@ def find_damage(folder: Path) -> str:
 
 
 class LogChecksums:
-    """Updates the checksums of a run's logs as they grow. It reads each byte once."""
+    """Checksums of the growing logs of a run. Each byte is read once."""
 
     def __init__(self, out_dir: Path):
         self.out_dir = out_dir
@@ -121,7 +122,7 @@ class LogChecksums:
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
         """The content of logs.json for the logs up to these sizes, in bytes. Raises: OSError.
 
-        No size may be smaller than in an earlier call.
+        A size must not be smaller than in an earlier call.
         """
         record = {}
         for name, size in sizes.items():
@@ -134,9 +135,9 @@ class LogChecksums:
 
 
 def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
-    """The logs that do not begin with what they held when a checkpoint was written.
+    """The names of logs whose lines up to a checkpoint have changed since it was written.
 
-    Returns: their names; [] if an older version wrote the checkpoint, without logs.json.
+    Returns: the names; [] for a checkpoint of an older version, which has no logs.json.
     Raises: UserError if a file cannot be read, or logs.json names another file."""
     path = checkpoint / "logs.json"
     if not path.is_file():
