@@ -1,4 +1,4 @@
-"""Checks the shape of JSON values, because others may have written the file that holds them.
+"""Checks the shape of JSON values from files that others may have written.
 
 A shape is one of:
 
@@ -29,7 +29,7 @@ LARGEST_FLOAT = 1e300  # small enough to be multiplied without an overflow
 def check_shape(value: Any, shape: Any, source: str) -> None:
     """Check that a value has a shape. Args: source: the file of the value, for the message.
 
-    Raises: UserError that names the part of the value that has another shape.
+    Raises: UserError that names the first part with another shape.
     """
     mismatch = find_mismatch(value, shape)
     if mismatch:
@@ -79,7 +79,7 @@ def _got(value: Any) -> str:
 
 
 def _has_type(value: Any, kind: type) -> bool:
-    """Whether a value that is no list or dict has the type that a shape names."""
+    """Whether a value has the type str, bool, int or float, inside the limits."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if kind is int:
         return is_whole and 0 <= value < LARGEST

@@ -22,7 +22,7 @@ from support.metrics import metric_groups
 from support.records import transcript
 from support.run_folder import append_to, write_rows
 
-SHOWN_SAMPLES = 4  # trajectories of an iteration in the tab TEXT; trajectories.jsonl has more
+SHOWN_SAMPLES = 4  # trajectories of an iteration in the tab TEXT
 
 
 def progress_bar(**options) -> tqdm:

@@ -70,7 +70,7 @@ def specs_that_run_programs(text: str) -> list[str]:
         mixture, _ = STAGE.fullmatch(part).groups()
         for spec in _weights_in(mixture, text):
             name, place, options = split_spec(spec)
-            # A user's file is code. It counts as a program and is not imported.
+            # A user's file counts as a program and is not imported.
             is_file = name.endswith(".py")
             if is_file or find_class(place).can_run_programs(split_options(options)):
                 found.append(spec)
@@ -105,7 +105,7 @@ def _check_quotes(text: str) -> None:
 
 
 def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> share, as A -> 1/3, B -> 2/3 for 'A + 2*B'. text: the whole setting, for errors."""
+    """Spec -> share: A -> 1/3, B -> 2/3 for 'A + 2*B'. Args: text: the setting, for errors."""
     weights = _weights_in(mixture, text)
     for spec in weights:
         make_env(spec)  # raises for an unknown environment
@@ -114,7 +114,7 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 
 
 def _weights_in(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> weight, as A -> 1, B -> 2 for 'A + 2*B'. No environment is built."""
+    """Spec -> weight: A -> 1, B -> 2 for 'A + 2*B'. No environment is built."""
     weights: dict[str, float] = {}
     for part in split_unquoted(mixture, "+"):
         match = PART.fullmatch(mask_quoted(part))

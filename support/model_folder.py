@@ -1,12 +1,10 @@
 """Finds or downloads a model, and checks that it can be trained before anything is built from it.
 
-The checks read config.json, the headers of the weight files and, to compare checksums, whole files.
-They import neither torch nor transformers, and run no code of the folder.
+The checks import neither torch nor transformers, and run no code of the folder.
 
-All model families that can be trained are decoders with rotary positions, causal attention over the
-whole context, and the module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`,
-`lm_head`. Everything else that differs (biases, norms of queries and keys, layers without
-positions, the width of a head, a tied head) is computed by Hugging Face's own code.
+All supported models are decoders with rotary positions, causal attention over the whole context,
+and the module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`, `lm_head`.
+Hugging Face's code computes what differs between the models, such as biases and tied heads.
 """
 
 from configurator import UserError
@@ -34,7 +32,7 @@ FAMILIES = {
 }
 
 # Rotary embeddings that depend on the position only. "dynamic" and "longrope" also depend on the
-# longest sequence of a forward, so one sequence would change another's log-probs.
+# longest sequence of a batch, so one sequence would change the log-probs of another.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # the form of a name on the Hugging Face hub
@@ -75,8 +73,7 @@ def find_model(name: str) -> str:
 
 
 def _looks_like_folder(name: str) -> bool:
-    """Whether a name looks like a folder: it begins with out/, the folder around it exists, or it
-    does not have the form USER/MODEL of a name on the hub."""
+    """Whether a name begins with out/, its parent folder exists, or it is no USER/MODEL."""
     in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
     return in_known_folder or not HUB_NAME.fullmatch(name)
 
@@ -84,7 +81,7 @@ def _looks_like_folder(name: str) -> bool:
 def download(name: str) -> str:
     """Download a model from the Hugging Face hub. Returns: its folder in the local cache.
 
-    It asks the hub once, without the retries of transformers, and downloads missing files.
+    The hub is asked once, without the retries of transformers.
     Raises: UserError if the model is not in the cache and cannot be downloaded.
     """
     from huggingface_hub import snapshot_download  # this import takes half a second
@@ -125,17 +122,17 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
             "changed it yourself"
         )
     described = read_description(folder)
-    if (folder / "adapter_config.json").exists():  # transformers would load the model that it names
+    if (folder / "adapter_config.json").exists():  # transformers would load its base model
         raise UserError(f"{given} holds an adapter; merge it into its model, and give that one")
     _check_numbers(described, given)
-    # Without a vocabulary, transformers makes an empty tokenizer and says nothing.
+    # Without a vocabulary, transformers makes an empty tokenizer without an error.
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise UserError(f"{given} has no tokenizer.json")
     shapes = {}
     for path in _weight_files(folder, given):
         shapes |= _read_shapes(path, given)
     num_layers = described["num_hidden_layers"]
-    if num_layers > len(shapes):  # to build a billion layers would take days
+    if num_layers > len(shapes):  # building a billion layers would take days
         raise UserError(
             f"{given} has {len(shapes)} weights, too few for the {num_layers} layers of its "
             "config.json"

@@ -1,9 +1,9 @@
 """Measures collapse: whether the policy's thoughts still depend on the prompt.
 
-Entropy does not show this: a policy may write varied thoughts that ignore the prompt. So every
-sampled thought z_i is scored after every distinct prompt x_j of the sample,
-l_ji = log p(z_i | x_j). Let w_j be the share of thoughts with prompt x_j, and x_i the prompt of
-thought z_i. The mutual information in nats,
+Entropy does not suffice: a policy may write varied thoughts that ignore the prompt. So every
+sampled thought z_i is scored after every distinct prompt x_j: l_ji = log p(z_i | x_j). Let w_j be
+the share of thoughts with prompt x_j, and x_i the prompt of thought z_i. The mutual information in
+nats,
 
     MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X),
 
@@ -29,7 +29,7 @@ from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
-TIE = 1e-3  # nats; two log-probs of a thought that differ by less count as equal
+TIE = 1e-3  # nats; log-probs of a thought that differ by less count as equal
 EMA_DECAY = 0.9  # of the moving average of marginal_std, per measurement
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
@@ -47,8 +47,7 @@ def measure_collapse(
     Args:
         trajectories: the same on every rank.
         rng: draws the thoughts that are measured; the same on every rank.
-        history: earlier rows of metrics.jsonl. The moving average of marginal_std continues from
-            the last row that holds it.
+        history: earlier rows of metrics.jsonl, to continue the moving average of marginal_std.
     Returns: metric name -> value; only valid_thinking_rate if no turn has a thought.
     """
     thoughts_by_trajectory = []
@@ -97,7 +96,7 @@ class Thought(NamedTuple):
 
 
 class ThoughtSamples(NamedTuple):
-    """The two samples to measure. The names of their metrics end with the name of the field."""
+    """Two samples to measure. Names of metrics end with the sample: mi_first, mi_sampled."""
 
     first: list[Thought]  # from first turns
     sampled: list[Thought]  # from one random turn per trajectory
@@ -194,8 +193,9 @@ def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) 
 def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
     """Compute mutual information, entropies and retrieval.
 
-    Per-token metrics use the mean log-prob of a thought's tokens, as RAGEN-2 does. Metrics with
-    _seq use the log-prob of the whole thought; only mi_seq is a true mutual information.
+    Mutual information and entropies use the mean log-prob of a thought's tokens, as in RAGEN-2.
+    Metrics with _seq use the log-prob of the whole thought. Only mi_seq is a true mutual
+    information.
 
     Returns: metric name without _first or _sampled -> value; docs/metrics.md explains them.
     >>> logprobs = torch.tensor([[0.0, -99.0], [-99.0, 0.0]])
