@@ -18,9 +18,9 @@ from envs import EVAL_SEED, Env, make_env, missing_method, show
 from support.threads import call_all
 from support.time_limit import EnvError, call_with_timeout
 
-# Builds to compare. If each is one of two equally likely variants, 4 builds differ in 7 of 8 cases.
+# Builds to compare. With two equally likely variants, 4 builds differ in 7 of 8 cases.
 NUM_BUILDS = 4
-NUM_GAMES = 3  # evaluation games that are tried before the environment counts as broken
+NUM_GAMES = 3  # evaluation games to try before an environment counts as broken
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # CUDA version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
 MIN_DRIVERS = {"12": 525, "13": 580}
@@ -66,7 +66,7 @@ def check_wandb(project: str) -> None:
 def check_driver(cuda_version: str | None) -> None:
     """Check that the NVIDIA driver of this machine is new enough for torch.
 
-    torch sees no GPU if the driver is too old, and then a run would start on the CPU.
+    With an older driver torch sees no GPU, and a run would start on the CPU.
 
     Args: cuda_version: of the installed torch, such as "13.0"; None for a build for CPUs.
     Raises: UserError if the driver is too old.
@@ -85,8 +85,8 @@ def check_driver(cuda_version: str | None) -> None:
 def free_cpu_memory() -> int:
     """Bytes of CPU memory that this process can still take without swapping.
 
-    It is the smallest of what the machine has left, what the container (cgroup v2) has left, and
-    the limit of `ulimit -v`. macOS reports no free memory: there the first is all memory.
+    The result is the smallest of three limits: free memory of the machine (on macOS: all memory),
+    free memory of the container (cgroup v2), and `ulimit -v`.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if MEMORY_FILE.is_file():
@@ -110,13 +110,11 @@ def free_cpu_memory() -> int:
 
 @lru_cache(maxsize=256)  # scripts read their command line twice
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
-    """Start an evaluation game in several builds of an environment, and try an action in one.
+    """Start an evaluation game in several builds of an environment, and try an action in one build.
 
-    This finds two errors that a run would notice late or never. If an environment draws random
-    numbers when it is built, the members of a group play different games, and the fixed evaluation
-    prompts differ between evaluations. If the options of an environment demand something
-    impossible, each game may last until the time limit of its first turn, and end in an error.
-    `python -m tools.check_env` checks more.
+    The check finds two errors. If an environment draws random numbers when it is built, the members
+    of a group play different games. If the options of an environment are impossible, each game ends
+    in an error. `python -m tools.check_env` checks more.
 
     Args: spec: the environment, as in the setting `env`; observation, max_actions: as for
         `make_env`; limit_s: the time limit of a turn, in seconds.

@@ -55,7 +55,7 @@ TRAJECTORY = {  # the shape of a line, which holds one trajectory
 
 
 LOST = "the game was lost"
-# why a trajectory ended without a success, by its status; errors have texts of their own
+# status -> why a trajectory ended without a success; errors have texts of their own
 REASONS = {
     "success": "",
     "failure": "the game ended, or its last action was used, without a success",
@@ -67,7 +67,7 @@ REASONS = {
 def why_ended(status: str, last: Mapping) -> str:
     """Why a trajectory ended, in words; "" for a success.
 
-    Args: last: the facts of the last turn, see `TurnRecord`. Old records do not have all facts."""
+    Args: last: the facts of the last turn (`TurnRecord`). Old records do not have all facts."""
     if status == "success":
         return ""
     if status == "error":
@@ -106,11 +106,11 @@ def transcript(trajectory: Trajectory) -> str:
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     """Convert a trajectory into a dict for JSON.
 
-    Each turn has its `Turn.reward`. Each sampled token has its surprise, if known: -log p under the
-    engine, in nats. A token that is a part of a character is decoded as U+FFFD.
+    The surprise of a sampled token is -log p under the engine, in nats. A token that is a part of a
+    character is decoded as U+FFFD.
 
-    Args: tokenizer: decodes the response tokens; None if these are texts already (of models behind
-        an API) or if there are none (scripted players)."""
+    Args: tokenizer: decodes the response tokens; None if the tokens are texts (models behind an
+        API) or if there are no tokens (scripted players)."""
     record = {
         "env": trajectory.env,
         "seed": trajectory.seed,

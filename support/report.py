@@ -29,7 +29,7 @@ PRINTED = {
     "cpu_s": "5.2",
     "eval_success": "5.3",
 }
-EVAL_KEYS = (  # metrics that evaluations have, too, as eval_NAME
+EVAL_KEYS = (  # metrics of an evaluation, which a row holds as eval_NAME
     "success",
     "reward",
     "valid_frac",
@@ -55,7 +55,7 @@ next steps, for example:
 
 
 def print_start(config: Config, scores: dict[str, Scores]) -> None:
-    """Print, for each environment, the success of the model that the run begins with."""
+    """Print the success of the first model of the run in each environment."""
     for env, (metrics, _) in scores.items():
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
         sampled = f"T={config.eval_temperature:g}"
@@ -138,7 +138,7 @@ def remove_final_outputs(out_dir: Path) -> None:
 
 
 def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | None) -> bool:
-    """If the run is finished, print its report and how to continue. Returns: whether it is."""
+    """Print the report of a finished run, and how to continue. Returns: whether it is finished."""
     report = Path(config.out_dir, "scores.md")
     out_of_iterations = num_rows >= config.num_iterations
     if not report.is_file() or not (early_stop_reason or out_of_iterations):

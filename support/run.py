@@ -42,7 +42,7 @@ from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
 SAMPLE_SIZE = 32  # trajectories to write of a recorded iteration, rounded up to groups
-MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl, which its last iteration may exceed
+MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl; the last iteration may exceed it
 NUMBER = (float, None)
 HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shapes.py
     "step": int,
@@ -104,16 +104,15 @@ class Run:
             print(warning, flush=True)
         last_step = step_of(self.saved) if self.saved else 0
         self.history = read_history(self.out_dir / "metrics.jsonl", last_step)
-        self.damage: list[str] = []  # sentences about what is missing or damaged in the folder
+        self.damage: list[str] = []  # sentences about missing or damaged files
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        # Evaluations up to this iteration had other prompts or rules. Later ones are not compared
-        # with them.
+        # Evaluations up to this iteration had other prompts or rules than later evaluations.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def report_if_finished(self) -> bool:
-        """Print the run's report if an earlier process finished it. Returns: whether one did."""
+        """Print the report of a run that is already finished. Returns: whether it is finished."""
         if not self.saved:
             return False
         reason = self._early_stop_reason(self.history)
@@ -151,7 +150,7 @@ class Run:
             write_rows(self.samples_path, read_rows(self.samples_path, learner.step))
 
     def _note_damage(self, sentence: str) -> None:
-        """Print what is damaged in the run folder, now and at the end; "" prints nothing."""
+        """Print a sentence about damage now and at the end of the run; "" prints nothing."""
         if sentence:
             self.damage.append(sentence)
             print(sentence, flush=True)
@@ -166,17 +165,17 @@ class Run:
         return best
 
     def _comparable(self, history: list[dict]) -> list[dict]:
-        """The rows, without the evaluations that had other prompts or rules than now."""
+        """The rows, without evaluations that had other prompts or rules than now."""
         return settings_history.without_old_evaluations(history, self.last_old_evaluation)
 
     # ---------- the loop
 
     def should_continue(self) -> bool:
-        """Whether another iteration follows: the run is neither complete nor interrupted."""
+        """Whether the run is neither complete nor interrupted."""
         return not self.stop_requested and not self._is_over(self.history)
 
     def evaluation_due(self, row: dict) -> bool:
-        """Whether to evaluate the iteration that made `row`; always true for the last one."""
+        """Whether to evaluate the iteration of `row`; the last iteration is always evaluated."""
         is_last = self._is_over([*self.history, row])
         return is_last or is_due(self.config.eval_every, self.learner.step)
 
@@ -203,8 +202,8 @@ class Run:
             self.saver.wait()
             self._export("best")
         if rank() == 0:
-            # Rows come before the checkpoint: a restart drops rows after the last checkpoint and
-            # repeats their iterations.
+            # Rows are written before the checkpoint: a run cannot continue from a checkpoint
+            # without the rows.
             samples = self._samples(trajectories) if self._sampling_due(scores) else []
             self.log.write(row, samples)
             write_samples(
@@ -224,8 +223,8 @@ class Run:
     def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
         """Whether to write trajectories of this iteration.
 
-        After half of the iterations, trajectories.jsonl may hold half of MAX_SAMPLE_BYTES.
-        So a long run is recorded less often, but up to its end."""
+        The limit of trajectories.jsonl grows with the iterations up to MAX_SAMPLE_BYTES. So a long
+        run is recorded up to its end."""
         config = self.config
         step = self.learner.step
         if not config.sample_every:
@@ -317,9 +316,7 @@ def describe(config: Config, sources: dict[str, str]) -> str:
 def check_lost_checkpoints(out_dir: Path) -> None:
     """Print that a run with metrics but no checkpoint begins again. Refuse a finished run.
 
-    A run writes policy/ after its last checkpoint. So if only policy/ exists, somebody removed
-    the checkpoint.
-    Raises: UserError if out_dir holds rows of metrics and a last policy."""
+    Raises: UserError for a finished run, which holds rows of metrics and policy/."""
     metrics = out_dir / "metrics.jsonl"
     if not metrics.is_file() or not metrics.stat().st_size:
         return
@@ -347,7 +344,7 @@ def read_history(path: Path, last_step: int) -> list[dict]:
 def check_logs(out_dir: Path, saved: Path) -> str:
     """Compare the logs with their checksums in a checkpoint.
 
-    Returns: a sentence if trajectories.jsonl, which training does not read, differs; else "".
+    Returns: a sentence if trajectories.jsonl differs, else "". Training does not read this file.
     Raises: UserError if metrics.jsonl differs."""
     changed = changed_logs(out_dir, saved)
     step = step_of(saved)
@@ -404,5 +401,5 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # After a crash, best/ may be from an iteration that the run repeats, so it has no row yet.
+    # After a crash, the run may repeat the iteration of best/. Then the iteration has no row yet.
     return known.get(step, max(known.values())), ""

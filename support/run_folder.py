@@ -26,8 +26,8 @@ from typing import IO, Any
 from support import code_version
 from support.json_shapes import check_shape
 
-# the settings that may change when a run continues; none changes what is trained, except through
-# CHANGES_THROUGH, or if a turn exceeds step_timeout_s
+# Settings that may change when a run continues. They do not change training, except through
+# CHANGES_THROUGH or if a turn exceeds step_timeout_s.
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -41,15 +41,14 @@ MAY_CHANGE_ON_RESUME = (
     "wandb",
 )
 
-FORMER_SETTINGS = ("num_samples",)  # only older runs have them; none changed what is trained
+FORMER_SETTINGS = ("num_samples",)  # settings of older runs; they did not change training
 RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 
 # Exceptions to MAY_CHANGE_ON_RESUME: these settings change training through another setting.
-# setting -> (the other setting, its value that prevents this)
+# setting -> (the other setting, its value that prevents the change)
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
-# What train.py and tools.sft open in the folder of a run. They refuse links under these names and
-# ignore other files, such as those of W&B.
+# Files that train.py and tools.sft open in the folder of a run. They refuse links with these names.
 OPENED_FILES = (
     "config.json",
     "code.diff",
@@ -123,7 +122,7 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
 
 def _check_entries(out_dir: Path) -> None:
-    """Check that everything that a run opens is a plain file or a folder, not a link."""
+    """Check that the files and folders that a run opens are no links."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:
@@ -146,7 +145,7 @@ def _check_no_link(path: Path) -> None:
 
 
 def changed_settings(saved: Config, wanted: Config) -> list[str]:
-    """A phrase for each setting that differs and that a run may not change when it continues."""
+    """A phrase for each changed setting that must not change when a run continues."""
     phrases = []
     for key, value in asdict(wanted).items():
         before = getattr(saved, key)
@@ -189,7 +188,7 @@ def save_config(
 
 
 def save_code_diff(path: Path) -> None:
-    """Write how the code differs from its commit; if it does not, remove the file."""
+    """Write how the code differs from its commit. Without a difference, remove the file."""
     diff = code_version.code_diff()
     if not diff:
         path.unlink(missing_ok=True)
@@ -246,14 +245,12 @@ def settings_from(saved: dict, source: str) -> Config:
 
 
 # ---------- writing files
-# Others may be able to write into the folder of a file. So no file is written through a link.
+# Others may be able to write into the folder. So no file is written through a link.
 
 
 @contextmanager
 def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Yield a file to write to. A crash leaves either the old content or the complete new content.
-
-    The content goes into a new file in the same folder, which then gets the name `path`.
 
     Args: mode: "w" for text, "wb" for bytes.
     Raises: UserError if the file cannot be written, or if `path` is a link, a folder or a device.
@@ -317,8 +314,8 @@ def append_to(path: Path) -> IO[str]:
 def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before its content is computed.
 
-    It creates an empty file in the same folder and removes it. The folders out/ and COMPARISONS,
-    which a fresh copy of the repository does not have, are made.
+    The check creates and removes an empty file in the same folder. It makes the folders out/ and
+    COMPARISONS if they are missing.
     Raises: UserError if the file cannot be written.
     """
     path = Path(path)
