@@ -16,7 +16,7 @@ import torch
 import parallel
 from support.run_folder import append_to
 
-# Exit code after a signal, EX_TEMPFAIL of sysexits.h: start the run again and it continues.
+# Exit code after a signal: EX_TEMPFAIL of sysexits.h. A new start continues the run.
 EXIT_INTERRUPTED = 75
 EXIT_CTRL_C = 130  # exit code of shells after Ctrl-C
 
@@ -99,8 +99,8 @@ def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
 class Interruption:
     """A context that handles SIGTERM, SIGUSR1 and Ctrl-C.
 
-    After a signal the current iteration has `grace_s` seconds to end. If it takes longer, the
-    process exits with EXIT_INTERRUPTED. Saving has no time limit. A later Ctrl-C exits at once.
+    After a signal the current iteration has `grace_s` seconds to end. After this time the process
+    exits with EXIT_INTERRUPTED. Saving has no time limit. A later Ctrl-C exits at once.
     """
 
     def __init__(self, grace_s: float):
@@ -119,9 +119,9 @@ class Interruption:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Whether any rank received a signal: a collective, to be called between iterations.
+        """Whether any rank received a signal (a collective).
 
-        If so, the timer is stopped, because saving may take longer than `grace_s`.
+        A signal's timer is then stopped, because saving may take longer than `grace_s`.
         """
         received = torch.tensor(float(self.timer is not None))
         parallel.all_reduce_sum(received)

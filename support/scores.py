@@ -1,4 +1,4 @@
-"""Scores of policies and players: metrics, a table of them, and differences between its rows."""
+"""Scores of policies and players: metrics, a table, and differences between rows."""
 
 from configurator import Config, UserError
 
@@ -50,8 +50,8 @@ class Row(NamedTuple):
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """The metrics of `summarize`, error_frac and pass@k.
 
-    error_frac is the fraction of games that ended in an error. pass@k is a mean over
-    prompts. If n is the fewest samples of a prompt, k is 2, 4, 8, ... up to n, and n if n > 1."""
+    pass@k is a mean over prompts. If n is the fewest samples of a prompt, k is 2, 4, 8, ... up to
+    n, and n if n > 1."""
     successes = successes_by_prompt(trajectories)
     samples = min(len(won) for won in successes.values())  # unequal in some replays
     metrics = summarize(trajectories)
@@ -139,9 +139,7 @@ def score_table(rows: dict[str, Scores]) -> str:
 
 
 def budget_notes(rows: dict[str, Scores]) -> str:
-    """A line for each row that gets a warning about budgets of tokens (budget_warnings.py).
-
-    Returns: the lines, "" for none."""
+    """A line for each row with a `budget_note`; "" for none."""
     lines = []
     for name, scores in rows.items():
         note = budget_note(scores.metrics)
@@ -167,11 +165,11 @@ def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
 def differences(
     rows: dict[str, Scores], reference: str, folders: dict[str, str] | None = None
 ) -> str:
-    """Success of each row minus that of the reference row of its environment, %, paired by prompt.
+    """Success minus the success of a reference row of the same environment, %, paired by prompt.
 
-    Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ in
-    the seed alone get one more line together, with the value of each seed in parentheses. The last
-    lines say which models cannot be pooled, and why.
+    Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ
+    only in the seed get another line, for all seeds together. The last lines say which models
+    cannot be pooled, and why.
 
     Args: reference: the beginning of a row's name, with or without the environment before it;
         folders: a row's name -> folder of its model, if the two differ.
@@ -199,14 +197,14 @@ def differences(
 def _differences_in_one_environment(
     rows: dict[str, Scores], reference: str, folders: dict[str, str]
 ) -> str:
-    """See `differences`. Args: reference: the name of a row."""
+    """The lines of `differences` for one environment. Args: reference: the name of a row."""
     prompts = {tuple(sorted(successes_by_prompt(row.trajectories))) for row in rows.values()}
     if len(prompts) > 1:
         raise UserError("rows of different prompts cannot be paired; leave out --against")
-    # by row, (n,) success rates in the order of the prompts
+    # name -> (n,) success rates in the order of the prompts
     rates = {name: rates_by_prompt(scores.trajectories) for name, scores in rows.items()}
     compared = {name: [name] for name in rates if name != reference}  # label -> names of rows
-    models = [name for name in compared if "entropy" in rows[name].metrics]  # players have none
+    models = [name for name in compared if "entropy" in rows[name].metrics]  # not players
     pools = pool_seeds({name: folders.get(name, name) for name in models})
     for seeds in pools.seeds:
         compared[f"{len(seeds)} seeds: {', '.join(seeds)}"] = seeds

@@ -32,8 +32,8 @@ class Pools(NamedTuple):
 def pool_seeds(models: dict[str, str]) -> Pools:
     """Group the models whose runs are seeds of one method.
 
-    Args: models: name -> folder, such as out/sokoban/policy, or name on a hub. The settings are
-        those of config.json in the folder of the run, out/sokoban.
+    Args: models: name -> folder, such as out/sokoban/policy, or name on a hub. The settings come
+        from config.json in the folder of the run, out/sokoban.
     """
     pools: dict[Method, dict[int, str]] = {}  # method -> seed -> name
     notes = []

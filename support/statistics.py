@@ -1,18 +1,15 @@
 """Statistics of success rates: intervals over seeds and instances, paired differences, pass@k.
 
 The intervals are for the mean over all seeds and all instances that could have been drawn. The
-error of a measured mean has two parts: one from the choice of instances, large if instances differ
-in difficulty, and one from the choice of seeds, large if training runs differ. Two or three seeds
-say little about the second part, so its half-width uses quantiles of Student's t.
-`rate_interval` and `difference_interval` add the squares of the two half-widths (the method MOVER
-of Zou and Donner, https://doi.org/10.1002/sim.3095). If all seeds have the same rate, only the
-first part is left. tests/test_statistics.py simulates how often the intervals contain the true
-value.
+error of a measured mean has two parts, from the choice of instances and from the choice of seeds.
+The half-width of the second part uses quantiles of Student's t. `rate_interval` and
+`difference_interval` add the squares of the two half-widths (the method MOVER of Zou and Donner,
+https://doi.org/10.1002/sim.3095). tests/test_statistics.py simulates how often the intervals
+contain the true value.
 
 A few seeds cannot show that others collapse. In the example of `rate_interval`, the interval of
-three seeds contains the true mean in only 49 % of experiments: half of them have no collapsed seed,
-so their data do not show the collapse. Therefore tables show the seeds beside the interval;
-`percent` writes both.
+three seeds contains the true mean in only 49 % of experiments, because half of the experiments have
+no collapsed seed. So tables show the value of each seed beside the interval.
 """
 
 import math
@@ -37,13 +34,13 @@ class Interval(NamedTuple):
 def rate_interval(wins: ndarray) -> Interval:
     """95 % interval of the mean success rate of S seeds on n instances.
 
-    For one seed with one game an instance, it is the Wilson interval of n trials. The
+    For one seed with one game per instance, the result is the Wilson interval of n trials. The
     interval contains the measured rate of every seed.
 
-    It contains the true mean too rarely if a few seeds are far from the rest. Example: each seed
-    ends at 10 % with probability 1/5, else at 80 %, so the true mean is 66 %. The table says how
-    often the intervals contain the true value; `difference_interval` is for the difference to a
-    player that wins half of its games (20,000 simulated experiments, 256 instances).
+    The interval contains the true mean too rarely if a few seeds are far from the rest. Example:
+    each seed ends at 10 % with probability 1/5, else at 80 %. The table says how often the
+    intervals contain the true value in 20,000 simulated experiments with 256 instances. The last
+    column is for the difference to a player that wins half of its games.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -75,8 +72,8 @@ def rate_interval(wins: ndarray) -> Interval:
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
     """`rate_interval` of S seeds if only their rates are known. Each seed plays each prompt once.
 
-    It assumes that a seed solves all prompts that a seed with a lower rate solves. No other
-    assumption gives a wider interval.
+    The function assumes that a seed solves all prompts that a seed with a lower rate solves. No
+    other assumption gives a wider interval.
 
     Args:
         rates: (..., S) success rates.
@@ -96,8 +93,7 @@ def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
 def difference_interval(a: ndarray, b: ndarray) -> Interval:
     """95 % interval of the mean of a - b, paired by seed and instance.
 
-    The interval contains the difference of every seed. The table of `rate_interval` says how often
-    it contains the true difference if seeds collapse.
+    The interval contains the difference of every seed.
 
     Args:
         a: (..., S, n) scores between 0 and 1 of S seeds on n instances.
@@ -120,8 +116,6 @@ def difference_interval(a: ndarray, b: ndarray) -> Interval:
 def seed_interval(rates: ndarray) -> Interval:
     """95 % interval of the mean of S seeds. It leaves out the error from the choice of instances.
 
-    If seeds collapse, it contains the true mean as rarely as `rate_interval`.
-
     Args:
         rates: (S, ...) success rates, S at least 2.
 
@@ -142,10 +136,9 @@ def seed_interval(rates: ndarray) -> Interval:
 def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
     """Variance over instances of the mean score of all seeds, (...,).
 
-    Two instances are added, one with the lowest score and one with 1. Without these two the
-    variance is too small where few instances differ from the rest. Source: Bonett and Price,
-    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired
-    data", 2012.
+    Two instances are added, one with the lowest score and one with 1. Otherwise the variance would
+    be too small if few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
+    confidence interval for a difference of binomial proportions based on paired data", 2012.
     """
     means = scores.mean(-2)  # (..., n)
     shape = (*means.shape[:-1], 1)
@@ -178,7 +171,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t. Above 10 degrees of freedom, the value for 10 is taken.
+    """97.5 % quantile of Student's t. Above 10 degrees of freedom, the value for 10 is used.
 
     >>> t_quantile(1), t_quantile(30)
     (12.7062, 2.2281)

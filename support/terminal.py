@@ -1,4 +1,4 @@
-"""Runs a script in a terminal: it answers --help, and shows a mistake of the user in one line."""
+"""Runs a script: answers --help, and prints a mistake of the user as one line."""
 
 from configurator import (
     CHOICES,
@@ -31,12 +31,12 @@ ERROR_LIMIT = 2000  # largest number of characters of an error message on the te
 def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Config) -> None:
     """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
 
-    A too early sys.exit(0), an output pipe that was closed, and a path that is too long count as
-    UserErrors. Ctrl-C becomes one line, too. Every other error shows its traceback.
+    A sys.exit(0) inside main, a closed output pipe and a too long path count as UserErrors. Ctrl-C
+    becomes one line. Other errors show their traceback.
 
-    If the command line has -h, --help or --help=KEY, the help is printed instead, and the process
-    ends. So a script with slow imports calls this function before them, with a function that reads
-    the command line, and again in its last line, which needs no `kind`.
+    With -h, --help or --help=KEY, the function prints the help and ends the process. A script with
+    slow imports calls this function twice: before these imports, with a function that reads the
+    command line, and in its last line, which needs no `kind`.
 
     Args: kind: the class of the settings that the help lists; None for a script without settings.
     """
@@ -99,7 +99,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
             raise
         raise UserError("some code called sys.exit() before the command was finished") from error
     except BrokenPipeError as error:
-        # Python flushes stdout again when it ends, which would fail, too, so stdout is replaced.
+        # Python flushes stdout again when it ends. This would fail, so stdout is replaced.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UserError("the program that reads the output has ended, as head does") from error
     except OSError as error:

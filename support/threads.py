@@ -53,7 +53,7 @@ def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
 
 
 class Result:
-    """A call in a thread: what it returned or raised."""
+    """What a call in a thread returned or raised."""
 
     def __init__(self, key: Any):
         self.key = key  # names the call

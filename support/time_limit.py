@@ -23,7 +23,7 @@ from support.threads import start_thread
 
 REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the first one
 LAST_RESORT_S = 10.0  # seconds from the time limit to the end of a process that still hangs
-CHUNK_S = 0.5  # seconds that fast items may take together, see `limit_items`
+CHUNK_S = 0.5  # seconds after which a batch of `limit_items` ends
 STDERR = 2  # file descriptor
 TIME_OUT = "no answer within"  # how the error of a time limit begins
 RING = signal.SIGURG  # signal of the watchdog; a process without a handler ignores it
@@ -38,7 +38,7 @@ class EnvError(Exception):
 
 
 class TimeUp(BaseException):
-    """The time is over. It is no Exception, so that "except Exception" does not catch it."""
+    """The time is over. "except Exception" does not catch TimeUp, because it is no Exception."""
 
 
 def time_out(limit_s: float) -> str:
@@ -52,7 +52,7 @@ def is_time_out(error: str | None) -> bool:
 
 
 def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
-    """Call a function with a time limit. Such calls may be nested.
+    """Call a function with a time limit. Limits may be nested.
 
     Args: args, options: the arguments of `call`. Returns: its result.
     Raises: EnvError if the call exceeds the limit, or what the call raises."""
@@ -105,9 +105,9 @@ def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
 class TimeLimit:
     """A context in the main thread that raises TimeUp after `limit_s` seconds.
 
-    It raises TimeUp again and again, because the code may catch it. If the code still runs after
-    LAST_RESORT_S more seconds, for example where Python cannot interrupt it, the process prints
-    where it hangs and ends with exit code 1."""
+    TimeUp is raised every REPEAT_S seconds, because the code may catch it. If the code still runs
+    after LAST_RESORT_S more seconds, the process prints where it hangs and ends with exit code
+    1."""
 
     active: list["TimeLimit"] = []  # the limits of nested calls, the outermost first
 
@@ -158,7 +158,7 @@ def _raise_time_up(*_) -> None:
 class Watchdog:
     """A thread that sends RING to the main thread whenever an active time limit is over.
 
-    It takes no lock, because TimeUp may end the main thread's code while it holds the lock."""
+    The watchdog takes no lock, because TimeUp may end the main thread's code inside the lock."""
 
     def __init__(self):
         self.thread: threading.Thread | None = None

@@ -1,4 +1,4 @@
-"""The metrics of an iteration: of its time, rollouts, optimizer steps and critic."""
+"""Metrics of an iteration: time, rollouts, optimizer steps and critic."""
 
 from __future__ import annotations
 

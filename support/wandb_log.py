@@ -35,8 +35,7 @@ FINISH_TIMEOUT_S = 300  # for the last data to arrive at W&B
 class WandbLog:
     """Writes the log of a run to Weights & Biases, online or offline.
 
-    Errors at the start end the run, because the user asked for W&B. Later errors are printed, and
-    the run goes on without W&B: metrics.jsonl has all metrics.
+    Errors at the start end the run. After a later error, the run goes on without W&B.
 
     Args: first_step: the first iteration that this process makes. If it is 1, a new W&B run begins.
     Raises: UserError if W&B refuses to start."""
@@ -119,7 +118,7 @@ class WandbLog:
 
 
 def run_id(path: Path, is_new: bool) -> str:
-    """The id of the W&B run, kept in a file for use when the run continues."""
+    """The id of the W&B run. A file keeps the id, for when the run continues."""
     if not is_new and path.is_file():
         found = read_text(path).strip()
         if not re.fullmatch("[0-9a-f]{8}", found):
