@@ -1,7 +1,7 @@
 """Reads and checks the command lines of train.py, eval.py and scripts that share their options.
 
-The checks need no torch, whose import takes seconds. So a script can report a mistake before its
-slow imports. The functions raise UserError for a mistake.
+The checks need no torch, so a script can report a mistake before its slow imports. The functions
+raise UserError for a mistake.
 """
 
 from configurator import (
@@ -66,7 +66,7 @@ def scored_envs(config: Config) -> list[str]:
 
 
 def check_envs(config: Config, envs: Iterable[str]) -> None:
-    """Check that the first turn of each environment can be played."""
+    """Check that the first turn of each environment can be played. Raises: UserError."""
     for env in envs:
         make_episode(config, env)
         check_first_turn(env, config.observation, config.actions_per_traj, config.step_timeout_s)
@@ -123,7 +123,6 @@ def read_scoring(
 
     Args:
         options: the legal options with their defaults.
-        command: the script, a key of `no_effect.READ_BY`.
         default_model: True to score the config's model if neither runs nor players are given.
         score_runs: True to score the policies of the given runs, unless --model is given. False to
             read only the settings of the first run.

@@ -1,7 +1,6 @@
 """Warnings about replies and games that ran out of tokens, and about idle iterations.
 
-A reply that was cut off is rarely valid. A game whose context has no room for another reply is not
-won. An iteration is idle if the filter kept no group, so nothing was updated. The functions keep no
+An iteration is idle if the filter kept no group, so nothing was updated. The functions keep no
 state, so a continued run prints the same warnings as an uninterrupted one.
 """
 
@@ -10,7 +9,7 @@ from statistics import fmean
 
 BUDGET_LIMIT = 0.1  # smallest fraction of cut-off replies or of full contexts that causes a warning
 LAST_ROWS = 10  # iterations in the summary at the end of a run
-# The metrics of `budget_note`. Rows of older versions do not have them.
+# metrics of `budget_note`; rows of older versions do not have them
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
 SOLVED = 0.9  # the task counts as solved from this mean success of idle iterations on
@@ -74,7 +73,7 @@ def mean_budgets(rows: Sequence[dict]) -> dict[str, float]:
 
 def idle_warning(history: Sequence[dict]) -> str | None:
     """A warning if the history ends with exactly IDLE_LIMIT idle iterations; None otherwise."""
-    num_idle = 0  # idle iterations at the end of the history
+    num_idle = 0  # at the end of the history
     for row in reversed(history):
         if row["kept_groups"]:
             break
@@ -91,7 +90,6 @@ def idle_summary(history: Sequence[dict]) -> str | None:
 
 
 def _describe(history: Sequence[dict]) -> str:
-    """How many iterations updated the policy, why the others did not, and what to do."""
     idle = [row for row in history if not row["kept_groups"]]
     num_updates = len(history) - len(idle)
     valid = fmean(row["valid_frac"] for row in idle)

@@ -52,10 +52,10 @@ from support.checksums import (
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
 LONG_WAIT = 0.05  # fraction of a run's time; `Saver` prints a longer wait
-FORMAT = 1  # version of the checkpoint format; `newest` refuses other versions
-FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern of checkpoints; the digits are the iteration
+FORMAT = 1  # version of the format of checkpoints
+FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
 ITERATION = "iteration.json"  # file in best/ and policy/
-STATE = {"format": int, "step": int}  # keys that state.json must have, see support/json_shapes.py
+STATE = {"format": int, "step": int}  # shape of state.json, see support/json_shapes.py
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -102,7 +102,7 @@ class Saver:
 
         Args:
             state: tensors in nested dicts, such as those of `training_state`.
-            counts: the content of state.json. It must have "step".
+            counts: the content of state.json, with a key "step".
         Raises: UserError if the previous checkpoint could not be written.
         """
         self.wait()
@@ -112,7 +112,7 @@ class Saver:
         # `wait` has returned, so the thread no longer reads the buffers.
         copy = to_cpu(state, self.buffers)
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # once, for the copies of all tensors
+            torch.cuda.synchronize()  # once for all copies
         # The logs may grow before the thread reads them. So the thread gets their present sizes.
         self.writing = self.thread.submit(self._write, copy, counts, self.logs.sizes())
         self.paused_s += time.perf_counter() - began
@@ -170,8 +170,7 @@ class Saver:
 class ShardWriter(dcp.HuggingFaceStorageWriter):
     """Writes the same files as its base class, but with `save_file` of safetensors.
 
-    The base class first serializes all tensors in memory. The copies double the memory, and the GIL
-    is held for seconds.
+    The base class serializes all tensors first, which doubles the memory and holds the GIL.
     """
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> torch.futures.Future:
@@ -192,7 +191,6 @@ class ShardWriter(dcp.HuggingFaceStorageWriter):
 def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterator[Path]:
     """Yield a folder that all ranks write into, and rename it to `final` when it is complete.
 
-    Args: group: of the barriers. A thread needs another process group than training.
     Raises: UserError if a file cannot be written.
     """
     partial = final.with_name("partial")
@@ -255,11 +253,8 @@ def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
 
 
 def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Create the moments of an optimizer that has made no step.
-
-    get_state_dict makes an optimizer step at learning rate 0. So the step count is set back to 0.
-    """
-    get_state_dict(module, optimizer)
+    """Create the moments of an optimizer that has made no step."""
+    get_state_dict(module, optimizer)  # makes a step with learning rate 0, which must not count
     for moments in optimizer.state.values():
         moments["step"].zero_()
 
@@ -287,8 +282,7 @@ def make_buffers(state: dict) -> tuple[Tensor, dict]:
 
     A GPU copies several times faster into pinned memory than into ordinary memory. torch's own
     pinned memory rounds each tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B
-    model. So the buffer is ordinary memory that CUDA pins. If pinning fails, copies are slower but
-    correct.
+    model. So the buffer is ordinary memory that CUDA pins.
 
     Returns: the buffer, uint8; the tensors in it, in dicts like those of `state`.
     """
@@ -302,7 +296,6 @@ def make_buffers(state: dict) -> tuple[Tensor, dict]:
 
 
 def _tensors_in(state) -> Iterator[Tensor]:
-    """The tensors of nested dicts, in their order."""
     if isinstance(state, Tensor):
         yield state
         return
@@ -318,7 +311,7 @@ def _placed(state, parts: Iterator[Tensor]):
     part = next(parts)[: local.nbytes].view(local.dtype).view(local.shape)
     if not isinstance(state, DTensor):
         return part
-    # DTensor.from_local would move `part` to the GPU. So set _local_tensor, as torch itself does.
+    # DTensor.from_local would move `part` to the GPU.
     sharded = state.detach().to("cpu", copy=True)
     sharded._local_tensor = part
     return sharded
@@ -362,7 +355,6 @@ def _newest_on_rank_0(out_dir: Path) -> Path | None:
 
 
 def _check_state(folder: Path) -> None:
-    """Raise UserError if state.json has another format, or another step than its folder's name."""
     path = folder / "state.json"
     version = read_json(path, {"format": int})["format"]
     if version != FORMAT:
@@ -407,7 +399,7 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, An
 def export(folder: Path, policy: Policy, tokenizer, step: int | None = None) -> None:
     """Write the policy as a Hugging Face folder, with checksums of its files.
 
-    With LoRA, the weights are merged, and the subfolder adapter/ holds the LoRA matrices for peft.
+    With LoRA, the weights are merged, and adapter/ holds the LoRA matrices for peft.
 
     Args: step: the iteration of the policy; None outside of a run.
     """

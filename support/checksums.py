@@ -19,8 +19,8 @@ from support.run_folder import read_json
 # append-only; a restart drops lines after its checkpoint
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
-OF_MODEL = "checksums.json"  # the file of checksums in the folder of a model
-BLOCK = 4 * 2**20  # bytes to read at once
+OF_MODEL = "checksums.json"  # name in the folder of a model
+BLOCK = 4 * 2**20  # bytes per read
 
 
 def sha256_of(path: Path, num_bytes: int | None = None) -> str:
@@ -68,7 +68,7 @@ def wrong_files(folder: Path, expected: dict[str, str]) -> list[str]:
 
 
 def find_corruption(folder: Path) -> str:
-    """Compare the files of a checkpoint with its manifest. Returns: the problem; "" for none."""
+    """How the files of a checkpoint differ from its manifest; "" if they do not."""
     try:
         manifest = read_json(folder / "manifest.json", {str: str})
         differing = sorted(manifest.keys() ^ (files_in(folder).keys() - {"manifest.json"}))
@@ -84,9 +84,9 @@ def find_corruption(folder: Path) -> str:
 
 
 def find_damage(folder: Path) -> str:
-    """Compare the files of a model's folder with their checksums. Added files are ignored.
+    """How the files of a model differ from their checksums; "" if they do not, or without checksums.
 
-    Returns: the problem; "" if there is none, or the folder has no checksums."""
+    Added files are ignored."""
     path = folder / OF_MODEL
     if not path.exists():
         return ""
@@ -101,7 +101,7 @@ def find_damage(folder: Path) -> str:
 
 
 class LogChecksums:
-    """Checksums of the growing logs of a run. Each byte is read once."""
+    """Checksums of the growing logs of a run; each byte is read once."""
 
     def __init__(self, out_dir: Path):
         self.out_dir = out_dir
@@ -111,7 +111,7 @@ class LogChecksums:
             self.digests[name] = hashlib.sha256()
 
     def sizes(self) -> dict[str, int]:
-        """The present sizes of the logs in bytes. A log that does not exist is left out."""
+        """Name -> present size in bytes of each existing log."""
         sizes = {}
         for name in LOGS:
             path = self.out_dir / name

@@ -1,7 +1,6 @@
 """Finds the commit of the code that runs, and how the code differs from this commit.
 
-A run writes the difference into `code.diff` in its folder. `git checkout COMMIT` and
-`git apply out/RUN/code.diff` restore the code of the run.
+`git checkout COMMIT` and `git apply out/RUN/code.diff` restore the code of a run.
 """
 
 import re
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-NAME = "code.diff"  # the file in the folder of a run
-MAX_CHARACTERS = 1_000_000  # longest difference to save
+NAME = "code.diff"  # file in a run folder
+MAX_CHARACTERS = 1_000_000  # of a saved difference
 # The diff leaves out results and pages, because no run depends on them.
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
 # These options override git settings of the user that would change the format.
@@ -106,7 +105,7 @@ def _cut_line(num_characters: int) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """The output of git in the folder of this code; None if git fails or is missing."""
+    """The output of git; None if git fails or is missing."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
     except OSError:

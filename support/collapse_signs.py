@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-WINDOW = 5  # iterations; the level of a metric is its median over WINDOW iterations
+WINDOW = 5  # iterations in the level of a metric, a median
 # Signs of collapse compare a level with the level PERIOD iterations before. The first level of a
 # metric is its median over the first PERIOD iterations.
 PERIOD = 10
@@ -92,7 +92,7 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
     count, because its mutual information is always 0. Without a measurement, the policy's entropy
     and `_shows_trap` decide.
 
-    Args: row: the metrics of the iteration. history: the rows before it.
+    Args: history: the rows before `row`.
     Returns: the regime; None if no entropy is known.
     """
     rows = [*history, row]

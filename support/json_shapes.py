@@ -22,15 +22,12 @@ WORDS = {
     int: "a whole number, 0 or more",
     float: "a finite number, not above 1e300",
 }
-LARGEST = 2**63  # whole numbers must be smaller than this
+LARGEST = 2**63
 LARGEST_FLOAT = 1e300  # small enough to be multiplied without an overflow
 
 
 def check_shape(value: Any, shape: Any, source: str) -> None:
-    """Check that a value has a shape. Args: source: the file of the value, for the message.
-
-    Raises: UserError that names the first part with another shape.
-    """
+    """Check that a value has a shape. Raises: UserError that names the first wrong part."""
     mismatch = find_mismatch(value, shape)
     if mismatch:
         raise UserError(f"{source} does not have the expected content: {mismatch}")
@@ -79,7 +76,6 @@ def _got(value: Any) -> str:
 
 
 def _has_type(value: Any, kind: type) -> bool:
-    """Whether a value has the type str, bool, int or float, inside the limits."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if kind is int:
         return is_whole and 0 <= value < LARGEST

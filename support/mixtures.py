@@ -51,7 +51,7 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
 
 @lru_cache
 def env_specs(*texts: str) -> tuple[str, ...]:
-    """The specs of all environments in curricula, without repetition. A text may be empty."""
+    """The specs of all environments in curricula, without repetition."""
     specs = {}  # a dict keeps the order, a set does not
     for text in texts:
         for stage in _parse_stages(text) if text else ():
@@ -62,7 +62,6 @@ def env_specs(*texts: str) -> tuple[str, ...]:
 def specs_that_run_programs(text: str) -> list[str]:
     """The specs in a curriculum that can run programs or read files. No environment is built.
 
-    Args: text: the setting `env` or `eval_env`. It may be empty.
     Raises: UserError for an unknown environment or an illegal weight.
     """
     found = []
@@ -105,7 +104,7 @@ def _check_quotes(text: str) -> None:
 
 
 def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> share: A -> 1/3, B -> 2/3 for 'A + 2*B'. Args: text: the setting, for errors."""
+    """Spec -> share: A -> 1/3, B -> 2/3 for 'A + 2*B'."""
     weights = _weights_in(mixture, text)
     for spec in weights:
         make_env(spec)  # raises for an unknown environment

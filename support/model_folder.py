@@ -35,7 +35,7 @@ FAMILIES = {
 # longest sequence of a batch, so one sequence would change the log-probs of another.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
-HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # the form of a name on the Hugging Face hub
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # USER/MODEL
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # of config, weights, tokenizer
 HUB_TIMEOUT_S = 5.0  # time limit for the hub's first answer
 WEIGHT_TYPES = ("F32", "F16", "BF16")
@@ -52,8 +52,7 @@ SIZES = (  # keys of config.json that must be whole numbers from 1 on
 def find_model(name: str) -> str:
     """The folder of a local model, or the unchanged name of a model on the hub.
 
-    Args: name: "tiny", a folder, or a name on the hub. A name that looks like a folder is never
-        looked up on the hub.
+    Args: name: "tiny", a folder, or a name on the hub.
     Raises: UserError if a folder does not exist, or holds no model of a supported type.
     """
     if name == "tiny":
@@ -148,14 +147,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def check_model_type(name: str, model_type: str) -> None:
-    """Check that the type of a model is supported.
-
-    Args:
-        name: the model's name, for the message.
-        model_type: from its config.json.
-
-    Raises: UserError that names the supported types.
-    """
+    """Check that the type of a model is supported. Raises: UserError with the supported types."""
     if model_type not in FAMILIES:
         supported = ", ".join(f"{kind} ({models})" for kind, models in FAMILIES.items())
         raise UserError(
@@ -167,10 +159,7 @@ def check_model_type(name: str, model_type: str) -> None:
 def check_architecture(name: str, config) -> None:
     """Check that our attention and both engines support the settings of a model.
 
-    Args:
-        name: the model's name, for the message.
-        config: Hugging Face's configuration object of the model.
-
+    Args: config: Hugging Face's configuration object of the model.
     Raises: UserError with the setting that is not supported.
     """
     check_model_type(name, config.model_type)
@@ -200,7 +189,6 @@ def check_architecture(name: str, config) -> None:
 
 
 def _read_object(path: Path, given: str) -> dict[str, Any]:
-    """Read a JSON object. Raises: UserError if the file holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -211,7 +199,6 @@ def _read_object(path: Path, given: str) -> dict[str, Any]:
 
 
 def _check_numbers(described: dict[str, Any], given: str) -> None:
-    """Check the sizes and rms_norm_eps in config.json. Raises: UserError."""
     sizes = {key: described.get(key) for key in SIZES}
     for key in ("num_key_value_heads", "head_dim"):
         if described.get(key) is not None:  # both have defaults in transformers
@@ -236,7 +223,6 @@ def _check_numbers(described: dict[str, Any], given: str) -> None:
 
 
 def _weight_files(folder: Path, given: str) -> list[Path]:
-    """The paths of the weight files. Raises: UserError if one is missing or outside the folder."""
     whole = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if whole.is_file():
@@ -257,10 +243,7 @@ def _weight_files(folder: Path, given: str) -> list[Path]:
 
 
 def _read_shapes(path: Path, given: str) -> dict[str, list[int]]:
-    """The shape of each weight, from the header of a file.
-
-    Raises: UserError if the file is damaged, or a weight is not of WEIGHT_TYPES.
-    """
+    """The shape of each weight, from the header of a file."""
     shapes = {}
     try:
         with safetensors.safe_open(path, framework="np") as weights:

@@ -45,8 +45,7 @@ def measure_collapse(
     """The collapse metrics of one iteration (a collective).
 
     Args:
-        trajectories: the same on every rank.
-        rng: draws the thoughts that are measured; the same on every rank.
+        trajectories, rng: the same on every rank.
         history: earlier rows of metrics.jsonl, to continue the moving average of marginal_std.
     Returns: metric name -> value; only valid_thinking_rate if no turn has a thought.
     """
