@@ -46,9 +46,7 @@ METHOD_SWITCHES = (
 
 
 def warn_inert(config: Config, sources: dict[str, str]) -> str:
-    """The line about given settings that have no effect on training; '' if there are none.
-
-    Args: sources: from `load_config`."""
+    """The line about given settings that have no effect on training; '' if there are none."""
     return sentence(inert_settings(config, given_settings(sources)))
 
 
@@ -111,10 +109,9 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
 def _one_step(config: Config) -> Iterator[Reason]:
     """Yield the clips that have no effect if an iteration makes one optimizer step.
 
-    Before the first step, the policy equals that of the rollout. If the trainer computes the old
-    log-probs, the ratio is then 1. If the engine computes them, the ratio is the mismatch of engine
-    and trainer. In float32 this mismatch is far below every limit. In bfloat16 the mismatch may
-    exceed the clip range of GSPO."""
+    Before the first step, the ratio is 1 if the trainer computes the old log-probs. Otherwise the
+    ratio is the mismatch of engine and trainer. In float32 this mismatch is far below every limit,
+    but in bfloat16 it may exceed the clip range of GSPO."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return
@@ -146,7 +143,7 @@ def _estimator(config: Config) -> Iterator[Reason]:
         return
     yield "gamma", f"{estimator} does not discount tokens"
     if config.turn_level or config.state_weight:
-        return  # either setting makes turn_gamma discount turns
+        return  # then turn_gamma discounts turns
     reason = f"{estimator} does not discount turns unless turn_level or state_weight is set"
     yield "turn_gamma", reason
     if config.reward_norm_over == "group":
@@ -180,7 +177,6 @@ def _thoughts(config: Config, given: Collection[str]) -> Iterator[Reason]:
 
 
 def _makes_statements(spec: str) -> bool:
-    """Whether the class of an environment defines `statements`."""
     return type(make_env(spec)).statements is not Env.statements
 
 
@@ -214,9 +210,9 @@ READ_BY = {  # command -> the settings that change its result
 
 
 def warn_unread(command: str, config: Config, sources: dict[str, str]) -> str:
-    """The line about the settings from the command line that have no effect; '' if there are none.
+    """The line about settings on the command line that a command does not use; '' for none.
 
-    Args: command: a key of READ_BY; sources: from `load_config`."""
+    Args: command: a key of READ_BY."""
     given = [name for name, source in sources.items() if source == "command line"]
     reasons = list(_imitation(config)) if command == "tools.sft" else []
     unread = [name for name in given if name not in READ_BY[command].split()]
@@ -236,7 +232,6 @@ def _them(names: Collection[str]) -> str:
 
 
 def _imitation(config: SftConfig) -> Iterator[Reason]:
-    """Yield the settings that tools.sft does not use because of its other settings, and why."""
     player = "sft_player sft_actions sft_noise sft_clean"
     if config.sft_file:
         yield f"{player} sft_planners", "sft_file holds the demonstrations"
@@ -266,9 +261,7 @@ def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
 
 
 def sentence(inert: dict[str, str]) -> str:
-    """One line that names the settings without effect, and why; '' if there are none.
-
-    Args: inert: setting -> why it has no effect."""
+    """One line that names the settings without effect, and why; '' if there are none."""
     names_of: dict[str, list[str]] = {}  # reason -> settings
     for name, reason in inert.items():
         names_of.setdefault(reason, []).append(name)

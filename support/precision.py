@@ -43,7 +43,7 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         device=values.device,
         dtype=torch.int32,
     )
-    # Read as integers, the bits of float32 numbers are ordered by their absolute values. So adding
-    # to the bits moves a number away from 0, and clearing low bits moves it towards 0.
+    # The bits of a float32 number, read as an integer, grow with its absolute value. So adding to
+    # the bits moves a number away from 0, and clearing low bits moves a number towards 0.
     bits = values.contiguous().view(torch.int32) + noise
     return (bits >> num_dropped << num_dropped).view(torch.float32).to(dtype)

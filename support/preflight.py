@@ -69,7 +69,7 @@ def check_driver(cuda_version: str | None) -> None:
     With an older driver torch sees no GPU, and a run would start on the CPU.
 
     Args: cuda_version: of the installed torch, such as "13.0"; None for a build for CPUs.
-    Raises: UserError if the driver is too old.
+    Raises: UserError.
     """
     major = (cuda_version or "").split(".")[0]
     if major not in MIN_DRIVERS or not DRIVER_FILE.is_file():
@@ -112,9 +112,9 @@ def free_cpu_memory() -> int:
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
     """Start an evaluation game in several builds of an environment, and try an action in one build.
 
-    The check finds two errors. If an environment draws random numbers when it is built, the members
-    of a group play different games. If the options of an environment are impossible, each game ends
-    in an error. `python -m tools.check_env` checks more.
+    The check finds environments that draw random numbers when they are built, so that the members
+    of a group play different games, and environments with impossible options.
+    `python -m tools.check_env` checks more.
 
     Args: spec: the environment, as in the setting `env`; observation, max_actions: as for
         `make_env`; limit_s: the time limit of a turn, in seconds.
@@ -146,7 +146,6 @@ def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
 
 
 def _try_action(env: Env) -> None:
-    """Try an action, if the environment has names of actions or a random player."""
     if env.actions:
         env.step(env.actions[0])
     elif not missing_method(env, "random"):
@@ -154,7 +153,6 @@ def _try_action(env: Env) -> None:
 
 
 def _compare_builds(views: list[tuple[Hashable, ...]], spec: str) -> None:
-    """Check that `_start_game` returned the same for all builds. Raises: UserError."""
     for view in views:
         for first, other in zip(views[0], view, strict=True):
             if first != other:

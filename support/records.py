@@ -39,7 +39,7 @@ TURN = {  # the shape of a turn, see support/json_shapes.py
     "advantage": (float, ...),
     "value": (float, ...),
 }
-TRAJECTORY = {  # the shape of a line, which holds one trajectory
+TRAJECTORY = {  # the shape of a line
     "env": str,
     "seed": [int],
     "split": (str, ...),
@@ -181,8 +181,7 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
     """Write a line for each trajectory, with the name and the entropy of its policy or player.
 
-    Args: rows: name of a policy or player -> its `Scores`; mode: "w" replaces the file, "a" appends
-        to it."""
+    Args: rows: name of a policy or player -> its `Scores`."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}
@@ -194,7 +193,7 @@ def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -
 def write_samples(
     path: Path, step: int, trajectories: Sequence[Trajectory], group_size: int, tokenizer
 ) -> None:
-    """Append trajectories of a training iteration; `python -m tools.view` shows them."""
+    """Append trajectories of a training iteration to a file."""
     with append_to(path) as file:
         for index, trajectory in enumerate(trajectories):
             head = {"step": step, "group": index // group_size}
@@ -205,9 +204,9 @@ def write_samples(
 def read_records(path: str | Path, shape: dict) -> list[dict]:
     """Read the lines of a file of trajectories.
 
-    Args: shape: what a line must hold, see support/json_shapes.py.
-    Raises: UserError if a line has another shape, an empty seed or no turns, or if there is no
-        line."""
+    Args: shape: of a line, see support/json_shapes.py.
+    Raises: UserError if a line has another shape, an empty seed or no turns, or if no line exists.
+    """
     records = []
     for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):
         if not line:

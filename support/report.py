@@ -65,9 +65,7 @@ def print_start(config: Config, scores: dict[str, Scores]) -> None:
 
 
 def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, float | None]:
-    """The metrics eval_* of the first scored environment, and eval_success/ENV of the others.
-
-    Without scores, every value is None."""
+    """The metrics eval_* of the first scored environment, and eval_success/ENV of the others."""
     first, *others = scored_envs(config)
     row = {}
     for key in EVAL_KEYS:
@@ -78,7 +76,7 @@ def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, 
 
 
 def describe_step(row: dict, num_iterations: int, left_s: float) -> str:
-    """The printed line of an iteration. Args: left_s: seconds until the last iteration ends."""
+    """The printed line of an iteration. Args: left_s: seconds until the run ends."""
     parts = []
     for key, form in PRINTED.items():
         value = math.nan if row[key] is None else row[key]

@@ -63,7 +63,7 @@ HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shap
 def open_run(config: Config, sources: dict[str, str]) -> Iterator["Run"]:
     """Open the run in config.out_dir, and lock this folder until the `with` block ends.
 
-    The process exits with EXIT_INTERRUPTED if a signal interrupted the run.
+    After an interruption, the process exits with EXIT_INTERRUPTED.
     Raises: UserError if the folder is in use."""
     out_dir = Path(config.out_dir)
     with (
@@ -124,7 +124,7 @@ class Run:
     def start(self, learner: Learner, start_scores: dict[str, Scores]) -> None:
         """Load the newest checkpoint into the learner, and open the files of the run.
 
-        Args: start_scores: environment -> scores of the model that the run begins with."""
+        Args: start_scores: environment -> scores of the first model of the run."""
         self.learner = learner
         self.start_scores = start_scores
         self.scores: dict[str, Scores] | None = None  # of the newest iteration, if it was evaluated
@@ -165,7 +165,6 @@ class Run:
         return best
 
     def _comparable(self, history: list[dict]) -> list[dict]:
-        """The rows, without evaluations that had other prompts or rules than now."""
         return settings_history.without_old_evaluations(history, self.last_old_evaluation)
 
     # ---------- the loop
@@ -216,7 +215,6 @@ class Run:
         self._print_line(row)
 
     def _export(self, name: str) -> None:
-        """Write the present policy into a folder of the run."""
         learner = self.learner
         checkpoint.export(self.out_dir / name, learner.policy, learner.tokenizer, learner.step)
 
@@ -249,13 +247,13 @@ class Run:
     # ---------- the end
 
     def is_over(self) -> bool:
-        """Whether the run is complete. If not, a signal ended the loop."""
+        """Whether the run is complete."""
         return self._is_over(self.history)
 
     def finish(self, play_references: Callable[[Config], dict[str, dict[str, Scores]]]) -> None:
         """Write the policy and the report, or say that the run was interrupted.
 
-        Args: play_references: returns the scores of the reference players for the report."""
+        Args: play_references: returns scores of the reference players."""
         self.bar.close()
         self.saver.wait()
         step = self.learner.step
@@ -314,7 +312,7 @@ def describe(config: Config, sources: dict[str, str]) -> str:
 
 
 def check_lost_checkpoints(out_dir: Path) -> None:
-    """Print that a run with metrics but no checkpoint begins again. Refuse a finished run.
+    """Print that a run with metrics but no checkpoint begins again.
 
     Raises: UserError for a finished run, which holds rows of metrics and policy/."""
     metrics = out_dir / "metrics.jsonl"
@@ -344,7 +342,7 @@ def read_history(path: Path, last_step: int) -> list[dict]:
 def check_logs(out_dir: Path, saved: Path) -> str:
     """Compare the logs with their checksums in a checkpoint.
 
-    Returns: a sentence if trajectories.jsonl differs, else "". Training does not read this file.
+    Returns: a sentence if trajectories.jsonl differs, else "".
     Raises: UserError if metrics.jsonl differs."""
     changed = changed_logs(out_dir, saved)
     step = step_of(saved)
@@ -383,7 +381,7 @@ def is_due(every: int, step: int) -> bool:
 def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
     """The success of the policy in best/, which a later policy must exceed to replace it.
 
-    Args: history: the rows of metrics so far, without evaluations that cannot be compared.
+    Args: history: the rows of metrics, without evaluations that cannot be compared.
     Returns: the success, -1 if `history` has none or best/ is lost; a sentence if best/ is
         lost, else ""."""
     known = {}

@@ -67,7 +67,6 @@ MODELS = ("model", "model-[0-9]*")  # folders of tools.sft; MODELS and CHECKPOIN
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
-# the advice in errors about a full or read-only disk
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
 COMPARISONS = Path("out/comparisons")  # where tools.compare writes
 PARTIAL = ".partial"  # how the name of a file ends until it is complete
@@ -80,8 +79,8 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
     """Check that a run with these settings may use its out_dir.
 
     Args:
-        accept_changes: True to continue a run whose settings differ from those of `config`.
-        flag: the command-line option that accepts changes, for the message; "" if there is none.
+        accept_changes: True to continue a run with other settings than those of `config`.
+        flag: the command-line option that accepts changes, for the message; "" for none.
     Raises: UserError if out_dir cannot be a folder, or holds files but no run, a link in place of a
         run's file, or a run with other settings.
     """
@@ -170,7 +169,6 @@ def save_config(
 
     If the code differs from its commit, write the difference into out_dir/code.diff.
     Args: earlier: settings that were changed at a restart, see support/settings_history.py.
-    Returns: the path of the file.
     """
     path = Path(out_dir, "config.json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +200,6 @@ def load_saved(path: str | Path) -> Config:
     """Read the settings of a run.
 
     Args: path: a config.json, or the folder of a run.
-    Returns: the settings. Those that are not in the file have their defaults.
     Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
     """
     path = Path(path)
@@ -223,14 +220,13 @@ def load_saved(path: str | Path) -> Config:
 
 
 def with_present_names(settings: dict) -> dict:
-    """Replace the former names of settings by their present ones."""
+    """Replace former names of settings by present names."""
     return {RENAMED_SETTINGS.get(key, key): value for key, value in settings.items()}
 
 
 def settings_from(saved: dict, source: str) -> Config:
-    """Settings from a JSON object; those that are not in it have their defaults.
+    """Settings from a JSON object. Missing settings have their defaults.
 
-    Args: source: the file, for messages.
     Returns: a Config, or an SftConfig if the object has any of SFT_FIELDS.
     Raises: UserError if a setting is unknown or illegal.
     """
@@ -274,10 +270,7 @@ def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 
 def _create_partial(path: Path) -> tuple[Path, int]:
-    """Create an empty file beside `path`, under a name that nobody can guess.
-
-    Returns: its path, and a descriptor to write to.
-    """
+    """Create an empty file beside `path`, under a name that nobody can guess."""
     start = path.name[:50]  # the name of a file has at most 255 bytes
     partial = path.with_name(f"{start}.{secrets.token_hex(8)}{PARTIAL}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -285,7 +278,7 @@ def _create_partial(path: Path) -> tuple[Path, int]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the files that `replace_file` left at a crash. Folders stay."""
+    """Remove the files that `replace_file` left at a crash."""
     for path in folder.glob(f"*{PARTIAL}"):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -314,8 +307,7 @@ def append_to(path: Path) -> IO[str]:
 def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before its content is computed.
 
-    The check creates and removes an empty file in the same folder. It makes the folders out/ and
-    COMPARISONS if they are missing.
+    The function makes the folders out/ and COMPARISONS if they are missing.
     Raises: UserError if the file cannot be written.
     """
     path = Path(path)
@@ -335,7 +327,6 @@ def check_writable(path: str | Path) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Check that `path` does not exist or is a plain file that this user may write."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -379,8 +370,7 @@ def fsync_path(path: Path) -> None:
 def read_text(path: Path) -> str:
     """Read a text file.
 
-    Raises: UserError if it cannot be read, is not in UTF-8, or is a device or a named pipe, which
-        could block for ever."""
+    Raises: UserError if it cannot be read, is not in UTF-8, or is a device or a named pipe."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise OSError("it is not a regular file")
@@ -390,10 +380,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, shape: Any, source: str) -> Any:
-    """Parse a JSON text, and check its shape, see support/json_shapes.py.
-
-    Args: source: the file, for messages. Raises: UserError if it is no JSON or has another shape.
-    """
+    """Parse a JSON text, and check its shape (support/json_shapes.py). Raises: UserError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -18,7 +18,7 @@ from support.run_folder import append_to
 
 # Exit code after a signal: EX_TEMPFAIL of sysexits.h. A new start continues the run.
 EXIT_INTERRUPTED = 75
-EXIT_CTRL_C = 130  # exit code of shells after Ctrl-C
+EXIT_CTRL_C = 130  # as in shells
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 CONTINUES = "start again to continue from the newest checkpoint"
@@ -147,7 +147,7 @@ class Interruption:
 
 
 def exit_now(sentence: str, code: int) -> None:
-    """End the process at once, without cleaning up."""
+    """End the process without cleaning up."""
     _write_to_stderr(sentence)
     os._exit(code)
 

@@ -57,7 +57,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
     metrics["error_frac"] = num_errors / len(trajectories)
-    ks = [2**i for i in range(1, samples.bit_length())]  # 2, 4, 8, ... up to samples
+    ks = [2**i for i in range(1, samples.bit_length())]  # 2, 4, 8, ...
     if samples not in (1, *ks):
         ks.append(samples)
     for k in ks:
@@ -110,9 +110,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def score_table(rows: dict[str, Scores]) -> str:
-    """A Markdown table with a line for each policy or player.
-
-    Success and pass@k are in %. Success has its 95 % interval."""
+    """A Markdown table with a line for each policy or player; success and pass@k are in %."""
     pass_keys = []
     for scores in rows.values():
         pass_keys += [key for key in scores.metrics if key.startswith("pass@")]
@@ -151,7 +149,7 @@ def budget_notes(rows: dict[str, Scores]) -> str:
 def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
     """95 % interval of the success rate over prompts, see `statistics.rate_interval`.
 
-    The samples of a prompt are not independent, so their mean counts as one value."""
+    The mean over the samples of a prompt counts as one value."""
     low, high = rate_interval(rates_by_prompt(trajectories)[None])
     return float(low), float(high)
 

@@ -72,9 +72,7 @@ def earlier_when_continued(out_dir: Path, config: Config, step: int) -> list[Ear
 
 
 def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
-    """A sentence about each change: "until iteration 4: clip_high was 0.2 and is now 0.4".
-
-    Args: earlier: the earlier settings; config: the present settings."""
+    """A sentence about each change: "until iteration 4: clip_high was 0.2 and is now 0.4"."""
     sentences = []
     for until, settings in earlier:
         phrases = changed_settings(settings, config) or ["the settings were the present ones"]

@@ -72,14 +72,11 @@ def rate_interval(wins: ndarray) -> Interval:
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
     """`rate_interval` of S seeds if only their rates are known. Each seed plays each prompt once.
 
-    The function assumes that a seed solves all prompts that a seed with a lower rate solves. No
-    other assumption gives a wider interval.
+    The function assumes that a seed solves all prompts that seeds with lower rates solve. This
+    assumption gives the widest interval.
 
     Args:
         rates: (..., S) success rates.
-
-    Returns:
-        The ends (...), between 0 and 1.
 
     >>> low, high = interval_of_rates(np.array([0.8]), num_prompts=10)  # Wilson's, as for one seed
     >>> round(float(low), 3), round(float(high), 3)
@@ -118,9 +115,6 @@ def seed_interval(rates: ndarray) -> Interval:
 
     Args:
         rates: (S, ...) success rates, S at least 2.
-
-    Returns:
-        The ends (...), between 0 and 1.
 
     >>> low, high = seed_interval(np.array([0.4, 0.5, 0.6]))  # 0.5 -+ 4.3027 * 0.1 / sqrt(3)
     >>> round(float(low), 3), round(float(high), 3)
@@ -171,7 +165,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t. Above 10 degrees of freedom, the value for 10 is used.
+    """97.5 % quantile of Student's t; from 10 degrees of freedom on, the value for 10.
 
     >>> t_quantile(1), t_quantile(30)
     (12.7062, 2.2281)
@@ -184,11 +178,8 @@ def wilson_interval(num_success, num_trials) -> Interval:
     """95 % Wilson score interval of a success rate (Wilson 1927).
 
     Args:
-        num_success: Successes among the trials, a number or an array. It may be a fraction.
-        num_trials: Number of trials, 1 or more, a number or an array.
-
-    Returns:
-        The ends, between 0 and 1.
+        num_success: a number or an array, which may hold fractions.
+        num_trials: a number from 1, or an array.
 
     >>> low, high = wilson_interval(8, 10)
     >>> round(float(low), 3), round(float(high), 3)
@@ -273,9 +264,6 @@ def jackknife_interval(
 
 def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, ndarray]:
     """The mean of S seeds and the half-width of its 95 % interval, by the method MOVER.
-
-    The squares of two half-widths are added: one from the seeds' own intervals, and one from the
-    differences between seeds, with Student's t.
 
     Args:
         values, half_widths: (S, ...), one for each seed.

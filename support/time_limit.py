@@ -2,7 +2,7 @@
 
 For a call in the main thread, a watchdog sends a signal when the time is over, and the handler of
 the signal raises TimeUp. The signal is SIGURG, so an environment can still use SIGALRM. Python
-cannot interrupt other threads. So a call made in another thread is moved to a new thread, which is
+cannot interrupt other threads. So a call from another thread runs in a new thread, which is
 abandoned when the time is over.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from support.threads import start_thread
 
 REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the first one
-LAST_RESORT_S = 10.0  # seconds from the time limit to the end of a process that still hangs
+LAST_RESORT_S = 10.0  # seconds until a process that still hangs is ended
 CHUNK_S = 0.5  # seconds after which a batch of `limit_items` ends
 STDERR = 2  # file descriptor
 TIME_OUT = "no answer within"  # how the error of a time limit begins
@@ -54,7 +54,6 @@ def is_time_out(error: str | None) -> bool:
 def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
     """Call a function with a time limit. Limits may be nested.
 
-    Args: args, options: the arguments of `call`. Returns: its result.
     Raises: EnvError if the call exceeds the limit, or what the call raises."""
     if threading.current_thread() is not threading.main_thread():
         return _call_in_thread(limit_s, call, *args, **options)
@@ -93,7 +92,6 @@ def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
 
 
 def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
-    """Call a function in a new thread, which is abandoned after `limit_s` seconds."""
     results: SimpleQueue = SimpleQueue()
     start_thread(partial(call, *args, **options), results)
     try:
@@ -150,7 +148,7 @@ class TimeLimit:
 
 
 def _raise_time_up(*_) -> None:
-    """The handler of RING. It does nothing if the signal arrives after the call has ended."""
+    """The handler of RING. A signal that arrives after the end of the call does nothing."""
     if any(limit.has_rung for limit in TimeLimit.active):
         raise TimeUp
 
@@ -200,7 +198,6 @@ watchdog = Watchdog()
 def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
     """Call environment code with a time limit.
 
-    Args: args, options: the arguments of `call`. Returns: its result.
     Raises: EnvError if the call raises anything, sys.exit() included, or exceeds the limit.
         KeyboardInterrupt is raised unchanged."""
     try:

@@ -69,8 +69,6 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Metrics of scores and successes, overall and inside groups.
 
-    A falling in-group std may announce a collapse (arXiv 2504.20073).
-
     Args: stats: of the raw scores of P groups; successes (B,) bool or 0/1, group after group;
         group_size N.
     Returns: in_group_* (means over groups, in reward units), and fractions: zero_std_frac (groups
