@@ -1,7 +1,6 @@
 """Warnings about replies and games that ran out of tokens, and about idle iterations.
 
-An iteration is idle if the filter kept no group, so nothing was updated. The functions keep no
-state, so a continued run prints the same warnings as an uninterrupted one.
+An iteration is idle if the filter kept no group, so nothing was updated.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ LAST_ROWS = 10  # iterations in the summary at the end of a run
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
 SOLVED = 0.9  # the task counts as solved from this mean success of idle iterations on
-# Below this fraction of valid replies, a warning advises SFT on the reply format. If there is a
+# Below this fraction of valid replies, an idle warning advises SFT on the format. If there is a
 # `budget_note`, cut-off replies count as valid.
 FEW_VALID = 0.5
 

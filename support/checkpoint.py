@@ -220,7 +220,6 @@ def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterat
 
 
 def _reason(error: BaseException) -> BaseException:
-    """The first rank's error in a CheckpointException; any other error unchanged."""
     if isinstance(error, dcp.CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error

@@ -84,7 +84,7 @@ def find_corruption(folder: Path) -> str:
 
 
 def find_damage(folder: Path) -> str:
-    """How the files of a model differ from their checksums; "" if they do not, or without checksums.
+    """How the files of a model differ from their checksums; "" for no difference or no checksums.
 
     Added files are ignored."""
     path = folder / OF_MODEL

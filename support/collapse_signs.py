@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-WINDOW = 5  # iterations in the level of a metric, a median
+WINDOW = 5  # iterations; the level of a metric is its median over a window
 # Signs of collapse compare a level with the level PERIOD iterations before. The first level of a
 # metric is its median over the first PERIOD iterations.
 PERIOD = 10
@@ -29,8 +29,9 @@ STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level P
 HIGH_SUCCESS = 0.5  # from this success rate on, a low std is no sign: success lowers the std
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
 
-# Early stops, as in RAGEN-2. One stop: PERIOD times in a row, the std of rewards is below this share
-# of its mean over the first PERIOD iterations.
+# Early stops, as in RAGEN-2.
+# stop: PERIOD times in a row, the std of rewards is below this share of its mean over the first
+# PERIOD iterations
 STALE_STD_SHARE = 0.1
 DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a row
 

@@ -2,7 +2,7 @@
 
     tensorboard --logdir out
 
-TensorBoard's tab HPARAMS compares the settings of runs. The tab TEXT shows sampled trajectories.
+TensorBoard's tab HPARAMS compares the settings of runs.
 """
 
 from configurator import Config
@@ -21,7 +21,7 @@ from support.metrics import metric_groups
 from support.records import transcript
 from support.run_folder import append_to, write_rows
 
-SHOWN_SAMPLES = 4  # trajectories of an iteration in the tab TEXT
+SHOWN_SAMPLES = 4  # trajectories of an iteration in TensorBoard
 
 
 def progress_bar(**options) -> tqdm:

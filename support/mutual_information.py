@@ -218,7 +218,7 @@ def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
 def _information(
     logprobs: Tensor, own_prompts: Tensor, weights: Tensor, ending: str
 ) -> dict[str, float]:
-    """Mutual information and entropies of (J, I) log-probs. Args: ending: of metric names."""
+    """Mutual information and entropies of (J, I) log-probs."""
     matched = logprobs[own_prompts, torch.arange(len(own_prompts))]  # (I,)
     marginal = (logprobs + weights.log()[:, None]).logsumexp(0)  # (I,)
     mi = (matched - marginal).mean().item()

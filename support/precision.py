@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product a @ b in float32, also of 16-bit factors.
+    """The matrix product a @ b in float32, for float32 or 16-bit factors.
 
     A bfloat16 result would round logits near 16 to multiples of 1/8, a float16 result to 1/64.
 

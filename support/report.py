@@ -55,7 +55,7 @@ next steps, for example:
 
 
 def print_start(config: Config, scores: dict[str, Scores]) -> None:
-    """Print the success of the first model of the run in each environment."""
+    """Print the success before training in each environment."""
     for env, (metrics, _) in scores.items():
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
         sampled = f"T={config.eval_temperature:g}"

@@ -108,7 +108,7 @@ class Run:
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        # Evaluations up to this iteration had other prompts or rules than later evaluations.
+        # Evaluations up to this iteration had other prompts or rules.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def report_if_finished(self) -> bool:
@@ -124,7 +124,7 @@ class Run:
     def start(self, learner: Learner, start_scores: dict[str, Scores]) -> None:
         """Load the newest checkpoint into the learner, and open the files of the run.
 
-        Args: start_scores: environment -> scores of the first model of the run."""
+        Args: start_scores: environment -> scores of the model before training."""
         self.learner = learner
         self.start_scores = start_scores
         self.scores: dict[str, Scores] | None = None  # of the newest iteration, if it was evaluated
@@ -150,7 +150,6 @@ class Run:
             write_rows(self.samples_path, read_rows(self.samples_path, learner.step))
 
     def _note_damage(self, sentence: str) -> None:
-        """Print a sentence about damage now and at the end of the run; "" prints nothing."""
         if sentence:
             self.damage.append(sentence)
             print(sentence, flush=True)
@@ -233,7 +232,6 @@ class Run:
         return bool(has_room and is_wanted)
 
     def _samples(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """The trajectories to write: the first SAMPLE_SIZE, rounded up to whole groups."""
         size = self.config.group_size
         return trajectories[: math.ceil(SAMPLE_SIZE / size) * size]
 
@@ -251,9 +249,7 @@ class Run:
         return self._is_over(self.history)
 
     def finish(self, play_references: Callable[[Config], dict[str, dict[str, Scores]]]) -> None:
-        """Write the policy and the report, or say that the run was interrupted.
-
-        Args: play_references: returns scores of the reference players."""
+        """Write the policy and the report, or say that the run was interrupted."""
         self.bar.close()
         self.saver.wait()
         step = self.learner.step

@@ -99,8 +99,8 @@ def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
 class Interruption:
     """A context that handles SIGTERM, SIGUSR1 and Ctrl-C.
 
-    After a signal the current iteration has `grace_s` seconds to end. After this time the process
-    exits with EXIT_INTERRUPTED. Saving has no time limit. A later Ctrl-C exits at once.
+    After a signal the current iteration has `grace_s` seconds to end. If the iteration takes longer,
+    the process exits with EXIT_INTERRUPTED. A second signal that is a Ctrl-C exits at once.
     """
 
     def __init__(self, grace_s: float):

@@ -82,7 +82,6 @@ def settings_of_model(folder: str) -> Config | None:
 
 
 def _differences(pools: dict[Method, dict[int, str]]) -> list[str]:
-    """A sentence about each method except the first: how it differs from the first."""
     sentences = []
     for method, seeds in list(pools.items())[1:]:
         first_method, first_seeds = next(iter(pools.items()))

@@ -6,10 +6,6 @@ The half-width of the second part uses quantiles of Student's t. `rate_interval`
 `difference_interval` add the squares of the two half-widths (the method MOVER of Zou and Donner,
 https://doi.org/10.1002/sim.3095). tests/test_statistics.py simulates how often the intervals
 contain the true value.
-
-A few seeds cannot show that others collapse. In the example of `rate_interval`, the interval of
-three seeds contains the true mean in only 49 % of experiments, because half of the experiments have
-no collapsed seed. So tables show the value of each seed beside the interval.
 """
 
 import math
@@ -40,7 +36,8 @@ def rate_interval(wins: ndarray) -> Interval:
     The interval contains the true mean too rarely if a few seeds are far from the rest. Example:
     each seed ends at 10 % with probability 1/5, else at 80 %. The table says how often the
     intervals contain the true value in 20,000 simulated experiments with 256 instances. The last
-    column is for the difference to a player that wins half of its games.
+    column is for the difference to a player that wins half of its games. Half of the experiments
+    with three seeds have no collapsed seed, so `percent` writes each seed beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -72,8 +69,8 @@ def rate_interval(wins: ndarray) -> Interval:
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
     """`rate_interval` of S seeds if only their rates are known. Each seed plays each prompt once.
 
-    The function assumes that a seed solves all prompts that seeds with lower rates solve. This
-    assumption gives the widest interval.
+    The function assumes that a seed solves all prompts that seeds with lower rates solve. No other
+    assumption gives a wider interval.
 
     Args:
         rates: (..., S) success rates.
@@ -95,9 +92,6 @@ def difference_interval(a: ndarray, b: ndarray) -> Interval:
     Args:
         a: (..., S, n) scores between 0 and 1 of S seeds on n instances.
         b: (..., S, n) scores of the same seeds, or (..., 1, n) of a player without seeds.
-
-    Returns:
-        The ends (...), between -1 and 1.
 
     >>> low, high = difference_interval(np.ones((1, 98)), np.zeros((1, 98)))
     >>> round(float(low), 3), float(high)
@@ -148,7 +142,6 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
     Args:
         scores: (..., S, n).
         below, above: (...,), half-widths below and above the mean, over instances.
-        lowest: the lowest possible score.
     """
     mean = scores.mean((-2, -1))  # (...,)
     seeds = scores.mean(-1)  # (..., S)

@@ -110,7 +110,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
 
 
 def print_help(flag: str, kind: type[Config] | None) -> None:
-    """Print the help of the script that runs. Args: see `run_main`."""
+    """Print the help of the script that runs."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` causes no traceback
     doc = sys.modules["__main__"].__doc__ or ""
     if kind is None:

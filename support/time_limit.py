@@ -25,7 +25,7 @@ REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the f
 LAST_RESORT_S = 10.0  # seconds until a process that still hangs is ended
 CHUNK_S = 0.5  # seconds after which a batch of `limit_items` ends
 STDERR = 2  # file descriptor
-TIME_OUT = "no answer within"  # how the error of a time limit begins
+TIME_OUT = "no answer within"  # start of the error of a time limit
 RING = signal.SIGURG  # signal of the watchdog; a process without a handler ignores it
 # The handlers of these signals are restored after a call: an environment may have changed them.
 SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -107,12 +107,12 @@ class TimeLimit:
     after LAST_RESORT_S more seconds, the process prints where it hangs and ends with exit code
     1."""
 
-    active: list["TimeLimit"] = []  # the limits of nested calls, the outermost first
+    active: list["TimeLimit"] = []  # outermost first
 
     def __init__(self, limit_s: float):
         self.limit_s = limit_s
         self.ends_at = time.monotonic() + limit_s
-        self.rings_at = self.ends_at  # when the watchdog sends its next signal
+        self.rings_at = self.ends_at  # the next signal
         self.has_rung = False
         self.handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
