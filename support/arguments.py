@@ -80,8 +80,8 @@ class Job:
     """The parsed arguments of eval.py, or of a script that shares its options."""
 
     config: Config
-    options: dict  # values of SCORING_OPTIONS and of the script's own options
-    models: list[str]  # names or folders of the models to score
+    options: dict  # of SCORING_OPTIONS and of the script
+    models: list[str]  # names or folders
     command: str = "eval.py"  # the script, a key of `no_effect.READ_BY`
     sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value
 
@@ -123,7 +123,7 @@ def read_scoring(
 
     Args:
         options: the legal options with their defaults.
-        default_model: True to score the config's model if neither runs nor players are given.
+        default_model: True to score the config's model if no run and no player are given.
         score_runs: True to score the policies of the given runs, unless --model is given. False to
             read only the settings of the first run.
     """

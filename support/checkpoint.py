@@ -52,7 +52,7 @@ from support.checksums import (
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
 LONG_WAIT = 0.05  # fraction of a run's time; `Saver` prints a longer wait
-FORMAT = 1  # version of the format of checkpoints
+FORMAT = 1  # of checkpoints
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
 ITERATION = "iteration.json"  # file in best/ and policy/
 STATE = {"format": int, "step": int}  # shape of state.json, see support/json_shapes.py
@@ -65,10 +65,7 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 class Saver:
-    """Writes the checkpoints of a run in a thread, one at a time. Every rank must call its methods.
-
-    The end of its `with` block waits for the last checkpoint.
-    """
+    """Writes the checkpoints of a run in a thread. Every rank must call each method."""
 
     def __init__(self, out_dir: Path, keep: int):
         self.out_dir = out_dir
@@ -77,7 +74,7 @@ class Saver:
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
         self.memory: Tensor | None = None  # pinned; kept, because allocating it takes seconds
-        self.buffers: dict | None = None  # tensors in `memory`, for a copy of the state
+        self.buffers: dict | None = None  # tensors in `memory`
         # The thread has its own process group, so its collectives do not mix with training's.
         self.group = dist.new_group(backend="gloo")
         self.began = time.perf_counter()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "code.diff"  # file in a run folder
 MAX_CHARACTERS = 1_000_000  # of a saved difference
-# The diff leaves out results and pages, because no run depends on them.
+# left out of the diff: results and pages, on which no run depends
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
 # These options override git settings of the user that would change the format.
 DIFF = (
@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
     added: int  # number of lines
     removed: int  # number of lines
-    text: str  # the part of the diff about this file
+    text: str  # diff of the file
 
 
 def git_commit() -> str | None:

@@ -11,8 +11,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 WINDOW = 5  # iterations; the level of a metric is its median over a window
-# Signs of collapse compare a level with the level PERIOD iterations before. The first level of a
-# metric is its median over the first PERIOD iterations.
+# Signs of collapse compare a level with the level PERIOD iterations before.
 PERIOD = 10
 
 # Regimes. MI is the mutual information of thought and prompt. Its upper bound H(X) is the entropy
@@ -93,8 +92,7 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
     count, because its mutual information is always 0. Without a measurement, the policy's entropy
     and `_shows_trap` decide.
 
-    Args: history: the rows before `row`.
-    Returns: the regime; None if no entropy is known.
+    Args: history: the rows before `row`. Returns: the regime; None if no entropy is known.
     """
     rows = [*history, row]
     measured = [past for past in rows if past["mi_bound_first"]]

@@ -23,7 +23,7 @@ WORDS = {
     float: "a finite number, not above 1e300",
 }
 LARGEST = 2**63
-LARGEST_FLOAT = 1e300  # small enough to be multiplied without an overflow
+LARGEST_FLOAT = 1e300  # products do not overflow
 
 
 def check_shape(value: Any, shape: Any, source: str) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from envs import find_class, make_env, split_options, split_spec
 from support.quotes import mask_quoted, split_unquoted
 
-SIGNS = (" ", "+", "*", "@", ">")  # characters that have a meaning in a mixture
+SIGNS = (" ", "+", "*", "@", ">")  # separators in a mixture
 STAGE = re.compile(r"(.*?)(?:@\s*(\d+)\s*)?", re.DOTALL)  # 'MIXTURE' or 'MIXTURE @50'
 PART = re.compile(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*")  # 'ENV' or '2*ENV'
 
@@ -107,7 +107,7 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
     """Spec -> share: A -> 1/3, B -> 2/3 for 'A + 2*B'."""
     weights = _weights_in(mixture, text)
     for spec in weights:
-        make_env(spec)  # raises for an unknown environment
+        make_env(spec)  # raises if unknown
     total = sum(weights.values())
     return {spec: weight / total for spec, weight in weights.items()}
 

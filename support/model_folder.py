@@ -21,7 +21,7 @@ import safetensors
 
 from support.checksums import find_damage
 
-BASE = Path(__file__).resolve().parent.parent / "base"  # the folder of model="tiny"
+BASE = Path(__file__).resolve().parent.parent / "base"  # of model="tiny"
 
 # model_type in config.json -> the models that have it
 FAMILIES = {
@@ -36,8 +36,8 @@ FAMILIES = {
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # USER/MODEL
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # of config, weights, tokenizer
-HUB_TIMEOUT_S = 5.0  # time limit for the hub's first answer
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
+HUB_TIMEOUT_S = 5.0  # for the first answer
 WEIGHT_TYPES = ("F32", "F16", "BF16")
 SIZES = (  # keys of config.json that must be whole numbers from 1 on
     "vocab_size",
@@ -83,7 +83,7 @@ def download(name: str) -> str:
     The hub is asked once, without the retries of transformers.
     Raises: UserError if the model is not in the cache and cannot be downloaded.
     """
-    from huggingface_hub import snapshot_download  # this import takes half a second
+    from huggingface_hub import snapshot_download  # takes half a second
 
     if os.environ.get("RANK", "0") == "0":
         print(f"model={name!r}: asking the Hugging Face hub", file=sys.stderr, flush=True)

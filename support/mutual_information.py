@@ -8,8 +8,7 @@ nats,
     MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X),
 
 is 0 when thoughts ignore prompts, and H(X) when every thought identifies its prompt. Source:
-RAGEN-2, https://github.com/mll-lab-nu/RAGEN. RAGEN-2's bound log N equals H(X) if the N prompts
-differ. docs/diagnostics.md explains the numbers.
+RAGEN-2, https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md explains the numbers.
 """
 
 from configurator import Config
@@ -30,7 +29,7 @@ from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
 TIE = 1e-3  # nats; log-probs of a thought that differ by less count as equal
-EMA_DECAY = 0.9  # of the moving average of marginal_std, per measurement
+EMA_DECAY = 0.9  # of the average of marginal_std, per measurement
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
 
@@ -90,8 +89,8 @@ def _last_value(history: Sequence[dict], name: str) -> float | None:
 class Thought(NamedTuple):
     """A sampled thought and its prompt, as token ids."""
 
-    prompt_ids: tuple[int, ...]  # everything up to and including the sampled <think>
-    ids: list[int]  # the sampled tokens between the tags, without the tags
+    prompt_ids: tuple[int, ...]  # up to and including the sampled <think>
+    ids: list[int]  # sampled tokens between the tags
 
 
 class ThoughtSamples(NamedTuple):

@@ -20,12 +20,12 @@ from support.time_limit import EnvError, call_with_timeout
 
 # Builds to compare. With two equally likely variants, 4 builds differ in 7 of 8 cases.
 NUM_BUILDS = 4
-NUM_GAMES = 3  # evaluation games to try before an environment counts as broken
+NUM_GAMES = 3  # evaluation games to try
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # CUDA version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
 MIN_DRIVERS = {"12": 525, "13": 580}
 MEMORY_FILE = Path("/proc/meminfo")
-CONTAINER = Path("/sys/fs/cgroup")  # where Linux shows the limits of a container
+CONTAINER = Path("/sys/fs/cgroup")  # limits of a container
 VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
     "--engine=torch; on a laptop add config/models/tiny.py, which selects the torch engine"
@@ -108,7 +108,7 @@ def free_cpu_memory() -> int:
 # ---------- environments
 
 
-@lru_cache(maxsize=256)  # scripts read their command line twice
+@lru_cache(maxsize=256)  # command lines are read twice
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
     """Start an evaluation game in several builds of an environment, and try an action in one build.
 

@@ -15,7 +15,7 @@ from dialogue import cut_fault
 from rollout import Trajectory, Turn
 from support.run_folder import append_to, parse_json, read_text, replace_file
 
-if TYPE_CHECKING:  # torch takes seconds to import
+if TYPE_CHECKING:  # torch is slow to import
     from torch import Tensor
 
 TURN = {  # the shape of a turn, see support/json_shapes.py
@@ -106,8 +106,7 @@ def transcript(trajectory: Trajectory) -> str:
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     """Convert a trajectory into a dict for JSON.
 
-    The surprise of a sampled token is -log p under the engine, in nats. A token that is a part of a
-    character is decoded as U+FFFD.
+    The surprise of a sampled token is -log p under the engine, in nats.
 
     Args: tokenizer: decodes the response tokens; None if the tokens are texts (models behind an
         API) or if there are no tokens (scripted players)."""

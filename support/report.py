@@ -29,7 +29,7 @@ PRINTED = {
     "cpu_s": "5.2",
     "eval_success": "5.3",
 }
-EVAL_KEYS = (  # metrics of an evaluation, which a row holds as eval_NAME
+EVAL_KEYS = (  # metrics of an evaluation, in a row as eval_NAME
     "success",
     "reward",
     "valid_frac",
@@ -43,7 +43,7 @@ EVAL_KEYS = (  # metrics of an evaluation, which a row holds as eval_NAME
     "cut_frac",
     "cut_by_context_frac",
 )
-SHOWN_REPORT = 100_000  # characters of scores.md that are printed
+SHOWN_REPORT = 100_000  # characters of scores.md
 NEXT_STEPS = """
 next steps, for example:
   python -m tools.view {run}    # a page with every turn; --panel: curves that warn of a collapse

@@ -42,7 +42,7 @@ from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
 SAMPLE_SIZE = 32  # trajectories to write of a recorded iteration, rounded up to groups
-MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl; the last iteration may exceed it
+MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
 HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shapes.py
     "step": int,
@@ -55,7 +55,7 @@ HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shap
     "mi_bound_first": NUMBER,
     "mi_seq_first": NUMBER,
     "conditional_entropy_first": NUMBER,
-    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # old rows do not have them
+    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # not in old rows
 }
 
 
@@ -104,7 +104,7 @@ class Run:
             print(warning, flush=True)
         last_step = step_of(self.saved) if self.saved else 0
         self.history = read_history(self.out_dir / "metrics.jsonl", last_step)
-        self.damage: list[str] = []  # sentences about missing or damaged files
+        self.damage: list[str] = []  # sentences about damaged files
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
@@ -127,7 +127,7 @@ class Run:
         Args: start_scores: environment -> scores of the model before training."""
         self.learner = learner
         self.start_scores = start_scores
-        self.scores: dict[str, Scores] | None = None  # of the newest iteration, if it was evaluated
+        self.scores: dict[str, Scores] | None = None  # of the newest iteration
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)
@@ -180,7 +180,7 @@ class Run:
     def add(
         self, row: dict, trajectories: list[Trajectory], scores: dict[str, Scores] | None
     ) -> None:
-        """Record an iteration: write its row and, if due, samples and checkpoint; print its line.
+        """Record an iteration: its row and, if due, samples and a checkpoint.
 
         Args: scores: environment -> scores; None if the iteration was not evaluated."""
         config = self.config

@@ -26,8 +26,7 @@ from typing import IO, Any
 from support import code_version
 from support.json_shapes import check_shape
 
-# Settings that may change when a run continues. They do not change training, except through
-# CHANGES_THROUGH or if a turn exceeds step_timeout_s.
+# Settings that may change when a run continues, because they do not change training.
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -41,10 +40,10 @@ MAY_CHANGE_ON_RESUME = (
     "wandb",
 )
 
-FORMER_SETTINGS = ("num_samples",)  # settings of older runs; they did not change training
+FORMER_SETTINGS = ("num_samples",)  # of older runs
 RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 
-# Exceptions to MAY_CHANGE_ON_RESUME: these settings change training through another setting.
+# Exceptions: settings that change training through another setting.
 # setting -> (the other setting, its value that prevents the change)
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
@@ -63,13 +62,13 @@ OPENED_FILES = (
     "wandb_id",
     "view.html",
 )
-MODELS = ("model", "model-[0-9]*")  # folders of tools.sft; MODELS and CHECKPOINTS are glob patterns
+MODELS = ("model", "model-[0-9]*")  # glob patterns for folders of tools.sft
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
 COMPARISONS = Path("out/comparisons")  # where tools.compare writes
-PARTIAL = ".partial"  # how the name of a file ends until it is complete
+PARTIAL = ".partial"  # ending of the name of an incomplete file
 
 
 # ---------- settings
@@ -165,9 +164,8 @@ def save_config(
     out_dir: str | Path,
     earlier: Sequence[tuple[int, Config]] = (),
 ) -> Path:
-    """Write out_dir/config.json: settings, their sources, git commit and command line.
+    """Write out_dir/config.json, and out_dir/code.diff if the code differs from its commit.
 
-    If the code differs from its commit, write the difference into out_dir/code.diff.
     Args: earlier: settings that were changed at a restart, see support/settings_history.py.
     """
     path = Path(out_dir, "config.json")
@@ -248,7 +246,6 @@ def settings_from(saved: dict, source: str) -> Config:
 def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Yield a file to write to. A crash leaves either the old content or the complete new content.
 
-    Args: mode: "w" for text, "wb" for bytes.
     Raises: UserError if the file cannot be written, or if `path` is a link, a folder or a device.
     """
     path = Path(path)
@@ -398,7 +395,7 @@ def read_rows(path: Path, last_step: float = math.inf, shape: dict | None = None
     """The rows of a JSON-lines file up to a step; [] if there is no file.
 
     A last line without a line break is left out, because a crash cut it off.
-    Args: shape: of each row; by default any JSON object.
+    Args: shape: of each row.
     Raises: UserError for a line that is no JSON object or has another shape.
     """
     if not path.is_file():

@@ -31,8 +31,7 @@ CONTINUES = "start again to continue from the newest checkpoint"
 def lock_folder(out_dir: Path) -> Iterator[None]:
     """Lock the folder of a run for this process. Rank 0 holds the lock for all ranks.
 
-    The kernel ties the lock to the process, so a killed process leaves no lock. A folder that is
-    still empty at the end is removed.
+    A killed process leaves no lock. A folder that is still empty at the end is removed.
 
     Raises: UserError if another process uses the folder, or the folder cannot be written.
     """
@@ -99,13 +98,13 @@ def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
 class Interruption:
     """A context that handles SIGTERM, SIGUSR1 and Ctrl-C.
 
-    After a signal the current iteration has `grace_s` seconds to end. If the iteration takes longer,
-    the process exits with EXIT_INTERRUPTED. A second signal that is a Ctrl-C exits at once.
+    After a signal the current iteration has `grace_s` seconds to end. After a longer time the
+    process exits with EXIT_INTERRUPTED. A later Ctrl-C exits at once.
     """
 
     def __init__(self, grace_s: float):
         self.grace_s = grace_s
-        self.timer: threading.Timer | None = None  # runs from the first signal on
+        self.timer: threading.Timer | None = None  # started by a signal
         self.previous_handlers: dict = {}
 
     def __enter__(self) -> "Interruption":

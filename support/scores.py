@@ -44,7 +44,7 @@ class Row(NamedTuple):
     env: str
     name: str
     scores: Scores
-    tokenizer: object | None = None  # of a model that eval.py loads; others answer in text
+    tokenizer: object | None = None  # of a loaded model, else None
 
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -225,13 +225,13 @@ class ScoreReport:
         self.options = options
         self.envs = envs
         self.rows: dict[str, Scores] = {}
-        self.folders: dict[str, str] = {}  # title -> name of the row; for a model, its folder
+        self.folders: dict[str, str] = {}  # title -> a model's folder, or the name
         self.start_cpu_s = time.process_time()
 
     def add(self, row: Row) -> None:
         """Add a row to the table, and write its trajectories to the file of --jsonl."""
         title = row.name if len(self.envs) == 1 else f"{row.env}: {row.name}"
-        if title in self.rows:  # tools.replay may read a file with two evaluations
+        if title in self.rows:  # possible in tools.replay
             title += f" ({len(self.rows) + 1})"
         self.rows[title] = row.scores
         self.folders[title] = row.name

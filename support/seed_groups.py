@@ -10,7 +10,6 @@ from typing import NamedTuple
 from support.run_folder import load_saved
 from support.settings_history import Earlier, read_earlier
 
-# the settings that change no number of a run
 WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkpoints", "grace_s")
 
 
@@ -19,14 +18,14 @@ class Method(NamedTuple):
 
     folder: str  # name of the model's folder; policy/ (the last) and best/ are not comparable
     settings: Config  # without seed
-    earlier: tuple[Earlier, ...]  # settings before restarts that changed them, without seed
+    earlier: tuple[Earlier, ...]  # settings before restarts, without seed
 
 
 class Pools(NamedTuple):
     """Models grouped by method."""
 
-    seeds: list[list[str]]  # names of at least two models each, with different seeds
-    notes: list[str]  # sentences: which models cannot be pooled with others, and why
+    seeds: list[list[str]]  # names of models with different seeds
+    notes: list[str]  # why models cannot be pooled
 
 
 def pool_seeds(models: dict[str, str]) -> Pools:

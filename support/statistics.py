@@ -230,7 +230,7 @@ def jackknife_interval(
 
     Args:
         statistic: takes a mask (n,) of the observations to use; returns (...).
-        clusters: (n,) numbers, equal for observations of one cluster.
+        clusters: (n,) the cluster of each observation, as a number.
 
     Returns:
         The statistic of all observations (...) and the half-width (...), NaN for one cluster.

@@ -74,7 +74,7 @@ def accept_all_characters() -> None:
     errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
     for name, rule in errors.items():
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # other streams, as in tests, have no encoding
+        if isinstance(stream, io.TextIOWrapper):  # streams of tests are not
             stream.reconfigure(errors=rule)
 
 
@@ -101,7 +101,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UserError("the program that reads the output has ended, as head does") from error
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # a path in the arguments may be too long
+        if error.errno != errno.ENAMETOOLONG:  # a path is too long
             raise
         raise UserError(f"{error.filename!r} is too long for the name of a file") from error
 

@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 from support.threads import start_thread
 
 REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the first one
-LAST_RESORT_S = 10.0  # seconds until a process that still hangs is ended
+LAST_RESORT_S = 10.0  # seconds until a process that hangs exits
 CHUNK_S = 0.5  # seconds after which a batch of `limit_items` ends
 STDERR = 2  # file descriptor
-TIME_OUT = "no answer within"  # start of the error of a time limit
-RING = signal.SIGURG  # signal of the watchdog; a process without a handler ignores it
+TIME_OUT = "no answer within"  # in the error of a time limit
+RING = signal.SIGURG  # ignored by a process without a handler
 # The handlers of these signals are restored after a call: an environment may have changed them.
 SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -131,14 +131,12 @@ class TimeLimit:
             raise TimeUp
 
     def stop(self) -> None:
-        """End the limit, cancel an alarm that the code set, and restore the signal handlers.
-
-        A second call does nothing."""
+        """End the limit, cancel an alarm that the code set, and restore the signal handlers."""
         if self not in TimeLimit.active:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.handlers.items():
-            if handler is not None:  # None: the handler was not set by Python
+            if handler is not None:  # None: not set by Python
                 signal.signal(number, handler)
         faulthandler.cancel_dump_traceback_later()
         TimeLimit.active.remove(self)

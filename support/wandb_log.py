@@ -45,7 +45,7 @@ class WandbLog:
 
         self.wandb = wandb
         self.out_dir = out_dir
-        self.errors = (wandb.Error, OSError, RuntimeError)  # what calls of wandb may raise
+        self.errors = (wandb.Error, OSError, RuntimeError)  # of calls of wandb
         settings = wandb.Settings(
             console="off",
             save_code=False,
@@ -60,7 +60,7 @@ class WandbLog:
                 name=printable(out_dir.resolve().name),
                 config={**asdict(config), "git_commit": git_commit()},
                 resume="allow",
-                allow_val_change=True,  # a continued run may have more iterations
+                allow_val_change=True,  # such as num_iterations
                 settings=settings,
             )
         except self.errors as error:
