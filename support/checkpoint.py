@@ -307,7 +307,7 @@ def _placed(state, parts: Iterator[Tensor]):
     part = next(parts)[: local.nbytes].view(local.dtype).view(local.shape)
     if not isinstance(state, DTensor):
         return part
-    # DTensor.from_local would move `part` to the GPU.
+    # DTensor.from_local would move `part` to the GPU, so set _local_tensor.
     sharded = state.detach().to("cpu", copy=True)
     sharded._local_tensor = part
     return sharded

@@ -68,7 +68,7 @@ def wrong_files(folder: Path, expected: dict[str, str]) -> list[str]:
 
 
 def find_corruption(folder: Path) -> str:
-    """How the files of a checkpoint differ from its manifest; "" if they do not."""
+    """How the files of a checkpoint differ from its manifest; "" for no difference."""
     try:
         manifest = read_json(folder / "manifest.json", {str: str})
         differing = sorted(manifest.keys() ^ (files_in(folder).keys() - {"manifest.json"}))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-WINDOW = 5  # iterations; the level of a metric is its median over a window
+WINDOW = 5  # iterations; the level of a metric is its median over WINDOW iterations
 # Signs of collapse compare a level with the level PERIOD iterations before.
 PERIOD = 10
 
@@ -18,7 +18,7 @@ PERIOD = 10
 # of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read their prompts,
 # and under 0.01 H(X) for models that did not.
 LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
-LOW_ENTROPY = 0.05  # nats per token; entropy is low below; p = (0.99, 0.01) has 0.056
+LOW_ENTROPY = 0.05  # nats per token; entropy below is low; p = (0.99, 0.01) has 0.056
 LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first value
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within

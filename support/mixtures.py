@@ -107,7 +107,7 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
     """Spec -> share: A -> 1/3, B -> 2/3 for 'A + 2*B'."""
     weights = _weights_in(mixture, text)
     for spec in weights:
-        make_env(spec)  # raises if unknown
+        make_env(spec)  # raises for an unknown environment
     total = sum(weights.values())
     return {spec: weight / total for spec, weight in weights.items()}
 

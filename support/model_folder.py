@@ -121,7 +121,7 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
             "changed it yourself"
         )
     described = read_description(folder)
-    if (folder / "adapter_config.json").exists():  # transformers would load its base model
+    if (folder / "adapter_config.json").exists():  # transformers would load the base model
         raise UserError(f"{given} holds an adapter; merge it into its model, and give that one")
     _check_numbers(described, given)
     # Without a vocabulary, transformers makes an empty tokenizer without an error.

@@ -74,7 +74,7 @@ def accept_all_characters() -> None:
     errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
     for name, rule in errors.items():
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # streams of tests are not
+        if isinstance(stream, io.TextIOWrapper):  # tests replace the streams
             stream.reconfigure(errors=rule)
 
 

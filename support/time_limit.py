@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from support.threads import start_thread
 
 REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the first one
-LAST_RESORT_S = 10.0  # seconds until a process that hangs exits
+LAST_RESORT_S = 10.0  # seconds from the time limit to the exit of a hanging process
 CHUNK_S = 0.5  # seconds after which a batch of `limit_items` ends
 STDERR = 2  # file descriptor
 TIME_OUT = "no answer within"  # in the error of a time limit

@@ -92,8 +92,9 @@ def rollout_metrics(
 def mean_over_steps(steps: Sequence[dict[str, float]], num_tokens: int) -> dict[str, float]:
     """Average the metrics over all optimizer steps of an iteration.
 
-    Sums over tokens become means over the response tokens of all steps. logprob_diff_* are from the
-    first step, because engine and trainer have the same weights only in its forward pass.
+    Sums over tokens become means over the response tokens of all steps. Gradient norms are means
+    over steps. logprob_diff_* are from the first step, because engine and trainer have the same
+    weights only in its forward pass.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, num_tokens=8)
     {'entropy': 0.5, 'grad_norm': 1.5}
