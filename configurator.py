@@ -1,9 +1,9 @@
 """The settings of a run. The dataclasses Config and SftConfig below hold every default.
 
 A command takes any number of config files and --key=value overrides. It reads them left to right,
-and the last value of a setting wins. A config file is Python that assigns settings. Its modules,
-functions and classes are ignored, as are names that begin with "_". Every other unknown name is an
-error, in a file and on the command line.
+and the last value of a setting wins. A config file is Python that assigns settings. Modules,
+functions, classes and names that begin with "_" are ignored in a file. Every other unknown name is
+an error.
 """
 
 import ast
@@ -32,7 +32,7 @@ def printable(text: str, limit: int = 500, keep: str = "") -> str:
     r"""Make text of a model, a server or an environment safe to print in a terminal.
 
     Control characters, marks of writing direction and lone surrogates become Python escapes, such
-    as \x1b, so they can neither move the cursor nor imitate other lines.
+    as \x1b.
 
     Args:
         limit: the largest number of characters; a longer text is cut, and its length is added.
@@ -70,7 +70,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_line_error(error: Exception) -> str:
-    """Describe what is wrong with one line of a file. For bad JSON it names the column.
+    """Describe what is wrong with one line of a file, for bad JSON with the column.
 
     str(error) would add "line 1", because json sees one line.
     >>> try:
@@ -88,10 +88,10 @@ def describe_line_error(error: Exception) -> str:
 
 
 class Legal(NamedTuple):
-    """The legal values of a setting that is a number. LARGEST has upper limits."""
+    """The legal values of a number, in words and as a test. LARGEST has upper limits."""
 
-    words: str  # the legal values in words
-    test: Callable[[float], bool]  # whether a number is legal
+    words: str
+    test: Callable[[float], bool]
 
 
 Natural = Annotated[int, Legal("0 or more", lambda x: x >= 0)]
@@ -109,7 +109,7 @@ Penalty = Annotated[float, Legal("between -1000000 and 0", lambda x: -1e6 <= x <
 Cap = Annotated[float, Legal("1 or more", lambda x: x >= 1)]
 DualClip = Annotated[float, Legal("0, or more than 1", lambda x: x == 0 or x > 1)]
 
-# The estimators of `train.estimate_advantages`. A new one needs its name in one of these tuples.
+# The estimators of `train.estimate_advantages`. A new estimator needs its name in a tuple below.
 CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
 # These compare the scores inside a group.
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
@@ -382,22 +382,21 @@ class Config:
     def engine_gives_logprobs(self) -> bool:
         """Whether the engine returns log-probs with its samples.
 
-        vLLM is not asked for them with recompute_old_logprobs, because log-probs cost vLLM host
-        time for each token."""
+        With recompute_old_logprobs vLLM is not asked for log-probs, because they cost host time."""
         return self.engine == "torch" or not self.recompute_old_logprobs
 
     def trainer_gives_old_logprobs(self) -> bool:
         """Whether the trainer computes the old log-probs. Otherwise they are the engine's.
 
-        With mask_observations=False, the engine has none for observations. With KL in the reward,
-        its difference from the trainer would count as KL."""
+        The engine has no log-probs of observations (mask_observations=False). With KL in the
+        reward, the difference between engine and trainer would count as KL."""
         kl_in_reward = self.kl_coef > 0 and self.kl_in == "reward"
         return self.recompute_old_logprobs or not self.mask_observations or kl_in_reward
 
 
 @dataclass(frozen=True)
 class SftConfig(Config):
-    """The settings of tools.sft: those of Config, and more. Config files may assign both kinds."""
+    """The settings of tools.sft: those of Config, and more."""
 
     # -- supervised learning
     sft_steps: Natural = 0  # optimizer steps
@@ -427,7 +426,7 @@ for _field in fields(SftConfig):
     if get_origin(_field.type) is Annotated:
         _, RANGES[_field.name] = get_args(_field.type)
 
-# Names that are no settings -> the setting that is meant, for the hint in an error.
+# Wrong name -> the setting that is meant, for the hint in an error.
 OTHER_NAMES = {
     "lr": "learning_rate",
     "epochs": "num_epochs",
@@ -490,13 +489,12 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    A config file may also assign settings of SftConfig that `kind` does not have. These are left
-    out, so that one file serves train.py and tools.sft.
+    Settings of SftConfig in a config file are ignored if `kind` is Config, so that one file serves
+    train.py and tools.sft.
 
     Args:
         argv: the arguments after the script name.
-        extra: the script's own options with their defaults. They are legal on the command line,
-            but not in files.
+        extra: the script's own options with their defaults, for the command line only.
         base: settings that replace the defaults. The result has the class of `base`.
         kind: the class of the settings if there is no `base`: Config, or SftConfig for tools.sft.
     Returns: the checked settings; a value for each key of `extra`; the source of each setting:
@@ -603,7 +601,7 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 
 def parse_text(text: str, wanted: type) -> Any:
-    """Return `text` if it is no Python literal or if str is wanted, else the literal's value."""
+    """Return the literal's value, or `text` itself if it is no literal or if str is wanted."""
     try:
         return text if wanted is str else ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -659,6 +657,6 @@ def check_activated() -> None:
     sys.exit(2)
 
 
-# Every script imports this file first, some through support.terminal, so that missing packages are
-# reported before their import fails with a traceback.
+# Every script imports this file first, so that missing packages are reported before their import
+# fails with a traceback.
 check_activated()

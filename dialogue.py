@@ -1,10 +1,11 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
 An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
-replies and enforces the limits on actions and turns; rollout.py enforces those on tokens. A reply
-is not valid if its form is wrong, if it has surplus actions or, before the end of the game, unknown
-ones, or if it executes none. The next message says so. Such a reply gets the format penalty, which
-is part of the reward that the next message reports. In RAGEN the policy never sees the penalty.
+replies and enforces the limits on actions and turns; rollout.py enforces the limits on tokens.
+
+A reply is not valid if its form is wrong, if it has surplus or unknown actions, or if it executes
+no action. An invalid reply gets the format penalty. The next message reports the faults of a reply
+and its reward with the penalty. In RAGEN the policy never sees the penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
 their text is only parsed.
@@ -39,7 +40,7 @@ class Parsed(NamedTuple):
 def parse_response(text: str, *, think: bool = True) -> Parsed:
     """Parse `<think>..</think><answer>a || b</answer>`, or without `think` only the answer.
 
-    It runs in linear time and never raises.
+    The parser runs in linear time and never raises.
 
     >>> parse_response("<think>go</think><answer>Up || Left</answer>")
     Parsed(thought='go', actions=['Up', 'Left'], well_formed=True)
@@ -93,8 +94,7 @@ def checkable_sentences(thought: str, facts: list[str]) -> list[str]:
 def find_false(thought: str, facts: list[str]) -> dict[str, str]:
     """Return the false sentences of a thought, each with the fact that it contradicts.
 
-    That fact has the same first word. Of several such facts, it is the one that shares the most
-    words with the sentence.
+    Of the facts with the same first word, the fact that shares the most words is taken.
     >>> find_false("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     {'Next ice.': 'Next hole.'}
     """
@@ -113,30 +113,29 @@ def find_false(thought: str, facts: list[str]) -> dict[str, str]:
 
 @dataclass
 class TurnRecord:
-    """What happened in one turn, for metrics and trajectories.jsonl, where None is left out."""
+    """What happened in one turn, for metrics and trajectories.jsonl."""
 
-    actions: list[str]  # parsed from the reply, without those over the limit
+    actions: list[str]  # parsed from the reply, without surplus actions
     num_actions: int = 0  # executed actions
     format_ok: bool = False  # the reply is valid: it has none of the `faults` below
     effective: float = 0.0  # fraction of the executed actions that changed something
     statements_checked: int = 0  # number of sentences of the thought that can be checked
     statements_true: int = 0
     false_statements: dict[str, str] | None = None  # false sentence -> the fact; None if none
-    env_reward: float = 0.0  # the environment's, without format penalty and think_reward
+    env_reward: float = 0.0  # without format penalty and think_reward
     closing: str | None = None  # the observation after the turn that ended the episode
-    # For each of `actions`, the action that took place: another one if the player slipped, "" if it
-    # was not executed. None if every action took place as chosen.
+    # For each of `actions`, the action that took place: another action after a slip, "" if none.
+    # None if every action took place as chosen.
     moves: list[str] | None = None
-    # Why the reply is not valid, in sentences; None if it is valid or was not judged. The policy
-    # reads them in the next message. `Rollout.add_turn` adds one that the policy does not read:
-    # that the reply was cut off.
+    # Why the reply is not valid, in sentences; None if it is valid or was not judged. The next
+    # message shows these sentences to the policy, but not the sentence that a reply was cut off.
     faults: list[str] | None = None
     # True: the game failed because its actions were used up. False: it failed by its rules.
     # None: it did not fail.
     out_of_actions: bool | None = None
     why_lost: str | None = None  # the environment's reason for an end without success
-    error: str | None = None  # why the trajectory ended in an error
-    # The setting that cut the reply off, max_response_tokens or max_context_tokens, if one did.
+    error: str | None = None
+    # The setting that cut the reply off: max_response_tokens or max_context_tokens.
     cut_by: str | None = None
 
 
@@ -160,14 +159,12 @@ class Episode:
     def reset(
         self, seed: int | Sequence[int], *, split: str = "train", member: int = 0
     ) -> tuple[str, str]:
-        """Start an instance. Returns: (system message, first user message).
-
-        The system message is the same for all instances of an environment."""
+        """Start an instance. Returns: (system message, first user message)."""
         observation = self.env.reset(seed, split=split, member=member)
         return self.open(check_text(observation, "reset", self.env))
 
     def open(self, observation: str) -> tuple[str, str]:
-        """Do the rest of `reset`, after the environment has started with `observation`."""
+        """Return the first messages, after the environment has started with `observation`."""
         self.turn_idx = 0
         self.observation = observation
         self.plan_lengths: list[int] = []  # before turn 1 and after each turn; see methods.py
@@ -190,8 +187,8 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # The bandit draws its action names for each game, so its class has none. The system message
-        # is the same for all games, so it cannot list such names.
+        # The system message is the same for all games, so it cannot list action names that are
+        # drawn for each game, as in the bandit.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
@@ -297,7 +294,7 @@ class Episode:
                     record.out_of_actions = step.truncated
                 break
         record.effective = num_effective / max(record.num_actions, 1)
-        moves += [""] * (len(record.actions) - len(moves))  # those after the end were not executed
+        moves += [""] * (len(record.actions) - len(moves))  # "" after the end of the game
         if moves != record.actions:
             record.moves = moves
         return status, refused
@@ -334,13 +331,13 @@ class Chat:
     """Encodes messages as token ids in the ChatML format.
 
     Role marks are inserted by id, and contents are encoded without special tokens. So no text in a
-    message, such as an unknown action that it quotes, can forge the boundary of a message."""
+    message can forge the boundary of a message."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         marks = [IM_START, IM_END]
         self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
-        # Convert the ids back: a mark that is no token got None, or the id of unknown text.
+        # Convert the ids back, because a mark that is no token got None or the id of unknown text.
         if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
                 f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"
@@ -362,7 +359,7 @@ class Chat:
         return [*head, *self.encode(text), self.end, *self.encode("\n")]
 
     def opening(self, system: str, user: str) -> list[int]:
-        """Return the tokens of the first prompt. The last ones open the assistant's message."""
+        """Return the tokens of the first prompt."""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:

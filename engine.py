@@ -1,9 +1,8 @@
 """Engines sample responses to many token histories at once and return their log-probs.
 
 `VLLMEngine` (engines/vllm_engine.py) runs vLLM in this process. `TorchEngine`
-(engines/torch_engine.py) needs only PyTorch, and shows how continuous batching with a KV cache
-works. Both keep a copy of the policy's weights, in the dtype of the trainer's computation unless
-`engine_dtype` says otherwise, and both sample from softmax(logits / temperature).
+(engines/torch_engine.py) needs only PyTorch. Both engines keep a copy of the policy's weights, and
+sample from softmax(logits / temperature).
 """
 
 from configurator import Config, UserError
@@ -24,7 +23,7 @@ from support.preflight import VLLM_HINT
 
 
 class Engine(Protocol):
-    """The interface of engines. They identify each trajectory by its `key`, a number."""
+    """The interface of engines. A number, its `key`, identifies each trajectory."""
 
     version: int | None  # `Policy.version` of the loaded weights; None before the first `load`
     dtype: torch.dtype  # of the weights and of the computation
@@ -41,20 +40,20 @@ class Engine(Protocol):
 
         Args:
             key: of the trajectory, which may have one request at a time.
-            ids: the token history of the trajectory. It begins with the history and the response of
-                the previous request, unless the key was released since then.
+            ids: the token history, which begins with the history and the response of the previous
+                request, unless the key was released since then.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling noise. Neither the noise nor, in float32, the response depends
-                on other requests. In 16 bits, kernels round logits differently in batches of
-                other sizes, so now and then a different token is sampled.
+            seed: of the sampling noise. In float32 the response does not depend on other requests.
+                In 16 bits it may, because kernels round logits differently in batches of other
+                sizes.
         """
 
     def step(self) -> list[Sample]:
         """Advance running requests by about one token. Returns: the responses that are finished."""
 
     def release(self, key: int) -> None:
-        """Forget the history of a trajectory. Its next request may have a different one."""
+        """Forget the history of a trajectory. Its next request may have any history."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Load new weights and drop the KV cache. The caller must first release all trajectories.

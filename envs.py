@@ -8,8 +8,8 @@ three deliberate differences:
   members of a group slip at the same time.
 - A seed gives the same instance in every process. Nothing depends on `hash()` or on a global
   random state.
-- Splits have no instance in common, unless `Env.repeats` is True. Different seeds alone do not
-  ensure this, because there are few different small boards.
+- Splits have no instance in common, unless `Env.repeats` is True. Different seeds alone could draw
+  the same small board.
 """
 
 from configurator import UserError, check_type, describe_error, parse_text, printable
@@ -39,7 +39,7 @@ SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-SEED_TRANSITIONS = 7  # in every seed of transition noise, so that no other stream has such a seed
+SEED_TRANSITIONS = 7  # part of every seed of transition noise; other streams have other numbers
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
 DRAW_LIMIT_S = 60.0  # seconds for drawing one instance of a fixed split
 
@@ -61,12 +61,12 @@ class Step(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What `Env._move` returns. A plain tuple of the same four values works as well."""
+    """What `Env._move` returns, see `Step`. A plain tuple of the four values works as well."""
 
     reward: float
-    terminated: bool  # the game ended by its rules
-    success: bool  # the game ended and was won
-    effective: bool  # the action changed something
+    terminated: bool
+    success: bool
+    effective: bool
 
 
 class Env:
@@ -86,29 +86,9 @@ class Env:
         rules() -> str
             The description of the game in the system message.
 
-    A subclass may override:
-        statements() -> list[str]
-            True sentences about the present state. Thoughts are checked against them.
-        why_lost() -> str
-            Why the game was lost, or cannot be won any more, in a few words, for the records.
-        plan(max_actions: int, turns_left: int) -> list[str]
-            The best next actions, at most `max_actions`; [] if the game cannot be won. The player
-            "optimal" needs it. So do, by default, "greedy", demonstrations and
-            --reward_density=plan.
-        repeats: bool, max_reward: float, blocking: bool, runs_programs: bool
-            See the class attributes below.
-        key(instance: tuple) -> Hashable
-            What identifies the game of an instance; equal keys count as one game.
-        _read(action: str) -> Any
-            The argument of `_move` for this text; None if the action is illegal.
-        greedy() -> str
-            The action of the reference player "greedy".
-        random(count: int, rng: np.random.Generator) -> list[str]
-            Actions of the reference player "random".
-        demonstrate(count: int, rng: np.random.Generator) -> list[str]
-            Actions of a supervised demonstration, at most `count`.
-        optimal_length() -> int
-            The number of actions of a shortest solution.
+    A subclass may override the class attributes and the public methods below, and `_read`.
+    docs/environments.md says when. The player "optimal" needs `plan`. By default "greedy",
+    demonstrations and --reward_density=plan need `plan`, too.
 
     The arguments of `__init__` with a default are the options of the environment, as in
     `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with
@@ -120,13 +100,13 @@ class Env:
     repeats = False  # True: too few distinct instances for disjoint splits, as in the Bandit
     max_reward = 1.0  # largest total reward of a success
     blocking = False  # True: a step waits for a program or a server, so it runs in a thread
-    # True: the environment runs programs or reads files. Then the command line must name it: the
-    # settings in a run folder do not suffice, because somebody else may have written them.
+    # True: the environment runs programs or reads files. Then the command line must name it,
+    # because somebody else may have written the settings in a run folder.
     runs_programs = False
 
-    slipped_to = ""  # the action that took place, if `_move` executed another one than chosen
+    slipped_to = ""  # the action that took place, if `_move` replaced the chosen action
     spec: str  # the text that names this environment and its options; `make_env` sets it
-    # Specs of other environments whose fixed splits training must not draw either.
+    # Specs of other environments whose fixed splits training must not draw.
     also_reserved: tuple[str, ...] = ()
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
@@ -233,8 +213,7 @@ class Env:
     def key(self, instance: tuple) -> Hashable:
         """Return what identifies the game of an instance.
 
-        Instances with equal keys count as one game, for example if only their symbols differ.
-        Training draws no game of the evaluation or held-out prompts, except with `repeats`."""
+        Instances with equal keys count as one game, for example if only their symbols differ."""
         return instance
 
     def state_key(self) -> Hashable:
@@ -245,16 +224,16 @@ class Env:
         return None
 
     def _read(self, action: str) -> Any:
-        """Return the index in `actions` of this text, for `_move`; None if it is illegal."""
+        """Return the argument of `_move` for this text: an index in `actions`; None if illegal."""
         indices = {name.lower(): index for index, name in enumerate(self.actions)}
         return indices.get(action.lower())
 
     def statements(self) -> list[str]:
-        """Return true sentences about the present state."""
+        """Return true sentences about the present state, for checking thoughts."""
         return []
 
     def why_lost(self) -> str:
-        """Return why the game was lost or cannot be won any more, in few words; "" if unknown."""
+        """Return why the game was lost or cannot be won any more, in few words, for the records."""
         return ""
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
@@ -262,14 +241,12 @@ class Env:
         return []
 
     def greedy(self) -> str:
-        """Return the action of the player "greedy", by default the first of `plan`.
-
-        If `plan` returns none, return a random legal action."""
+        """Return the action of the player "greedy": the first of `plan`, or else a random one."""
         best = self.plan(1, 1) or self.random(1, np.random.default_rng(self.num_actions))
         return best[0]
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return `count` random legal actions."""
+        """Return `count` random legal actions, for the player "random"."""
         return rng.choice(self.actions, count).tolist()
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
@@ -318,8 +295,8 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
         observation: one of OBSERVATIONS.
         max_actions: the largest number of actions in one game.
     Raises:
-        UserError: the environment or an option is unknown (the message suggests similar
-            names), or a value has the wrong type or is out of range.
+        UserError: the environment or an option is unknown, or a value has the wrong type or is
+            out of range.
     >>> make_env("frozenlake:size=5,success_rate=1").size
     5
     """
@@ -436,7 +413,7 @@ def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
 
 
 def check_attributes(env: Env) -> None:
-    """Check `actions` and `max_reward`. Raises: UserError if one of them is illegal."""
+    """Check `actions` and `max_reward`. Raises: UserError if one is illegal."""
     if not _are_action_names(env.actions):
         raise UserError(
             f"actions of {name_of(env)} must be a tuple of different names that hold no '||' and "
@@ -561,9 +538,7 @@ def draw_instance(
     """Return the instance of a split and seed.
 
     Args:
-        spec: the environment.
         seed: integers >= 0; for "eval" and "heldout" one index below 256.
-        split: one of SPLITS.
         also_reserved: more environments whose fixed splits training must not draw.
     Raises:
         UserError: the index is outside of the split, or nearly all instances are reserved.
@@ -588,8 +563,8 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
     Raises: UserError if an instance takes longer than DRAW_LIMIT_S.
     """
     env = make_env(spec)
-    # Compute and cache `repeats` now. Environments of hubs start up to 100 games for this, which
-    # could exceed the time limit of the first draw.
+    # Cache `repeats` before the time limit of a draw begins, because environments of hubs start up
+    # to 100 games to compute it.
     _ = env.repeats
     _check_draw(env)
     taken: set = set()
@@ -654,7 +629,7 @@ def _check_draw(env: Env) -> None:
 
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:
-    """Draw instances until one has a key that is not taken; with `repeats`, return the first."""
+    """Draw until the key of an instance is not taken; with `repeats`, return the first instance."""
     for _ in range(MAX_DRAWS):
         instance = env.draw(rng)
         if env.repeats or env.key(instance) not in taken:

@@ -7,13 +7,12 @@
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
 The policy samples at eval_temperature (0.5) under the limits of the config. Instances and
-transition noise are the same for every row of the table, so rows can be paired. (In environments
-with `repeats`, such as Bandit, training uses these prompts, too.)
+transition noise are the same for every row of the table, so rows can be paired. Environments with
+`repeats`, such as Bandit, are an exception: training uses these prompts, too.
 
---eval_split=heldout plays 256 other instances, which are for choosing settings. --samples=N plays
-every prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to
-row NAME. --json=PATH writes the scores, --jsonl=PATH the trajectories. `python -m tools.api_models`
-scores a model behind an API. `python -m tools.replay` executes recorded trajectories again.
+--eval_split=heldout plays 256 other instances, for choosing settings. --samples=N plays every
+prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to row NAME.
+`python -m tools.api_models` scores a model behind an API.
 """
 
 from configurator import Config
@@ -46,10 +45,10 @@ from players import ReferencePlayer
 from rollout import (
     Rollout,
     Trajectory,
+    check_errors,
     make_episode,
     play_all,
     split_by_context,
-    without_errors,
 )
 from support.log import progress_bar
 from support.no_effect import print_unread
@@ -82,7 +81,7 @@ def model_rows(job: Job) -> Iterator[Row]:
     """Score the models one after the other in each evaluation environment."""
     config = job.config
     for name in job.models:
-        # Join the process group again, because `shut_down` left it after the previous model.
+        # join the process group again, which `shut_down` left after the previous model
         device, _ = init_distributed(config)
         model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)
@@ -122,7 +121,6 @@ def evaluate(
 ) -> Scores:
     """Play each of the fixed prompts `samples` times, with fixed sampling noise.
 
-    All ranks share the work.
     Returns: the metrics of `score`, with the entropy in nats per response token (at the evaluation
         temperature, or at 1 if that is 0), and the trajectories in the order of the prompts."""
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
@@ -141,7 +139,7 @@ def evaluate(
             temperature=config.eval_temperature,
             on_done=lambda: bar.update(world_size()),
         )
-    without_errors(trajectories, config)  # raises for many errors; a few count as failures
+    check_errors(trajectories, config)
     sampled = [trajectory for trajectory in trajectories if trajectory.num_response_tokens]
     sequences = split_by_context(sampled, config)
     _, entropy = forward_sequences(
@@ -195,8 +193,8 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
 def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajectory]:
     """Play each of the fixed prompts `samples` times with a reference player.
 
-    Its replies are parsed as those of a policy are.
-    Raises: UserError if too many games fail, see `rollout.without_errors`."""
+    The replies are parsed like those of a policy.
+    Raises: UserError if too many games fail, see `rollout.check_errors`."""
     rollouts = []
     players = []
     for index, member in product(range(config.eval_size), range(samples)):
@@ -204,7 +202,7 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
         rollouts.append(Rollout(make_episode(config), (index,), member=member))
         players.append(ReferencePlayer(player, rng))
     trajectories = play_all(rollouts, players, config.eval_split)
-    without_errors(trajectories, config)
+    check_errors(trajectories, config)
     return trajectories
 
 

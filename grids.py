@@ -239,10 +239,7 @@ class FrozenLake(Grid):
         return len(self._shortest_path())
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return the optimal moves for one turn, chosen before the outcome of any move is known.
-
-        `lake_plans` computes them by value iteration over turns.
-        """
+        """Return the optimal moves for one turn, chosen before the outcome of any move is known."""
         plans = lake_plans(
             self.size, self.holes, self.goal, self.success_rate, max_actions, self.max_actions
         )
@@ -251,10 +248,7 @@ class FrozenLake(Grid):
         return [self.actions[move] for move in moves]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return moves along a random shortest path, which is chosen as if no move slipped.
-
-        So demonstrations do not show the best moves on slippery ice.
-        """
+        """Return moves along a random shortest path. Slips are ignored."""
         paths = lake_paths(self.size, self.holes, self.goal)
         cell = self.player
         moves = []
@@ -383,9 +377,9 @@ class Sokoban(Grid):
         return self.words(cell + delta for delta in self.deltas)
 
     def _target_of(self, box: int) -> int:
-        """Return the target that texts name for a box: the one under it, or the nearest free one.
+        """Return the target that texts name for a box: the target under it or the nearest free one.
 
-        Of two targets at the same distance, it is the one with the lower cell number.
+        Of targets at the same distance, the target with the lowest cell number is taken.
         """
         if box in self.targets:
             return box
@@ -440,7 +434,7 @@ class Sokoban(Grid):
         return [self.actions[move] for move in (path or ())[:max_actions]]
 
     def greedy(self) -> str:
-        """Return the move with the lowest `cost_after`; of equal ones, the first in `actions`."""
+        """Return the move with the lowest `cost_after`; of equal moves, the first in `actions`."""
         return self.actions[min(range(4), key=self.cost_after)]
 
     def cost_after(self, index: int) -> tuple[int, int]:

@@ -19,12 +19,12 @@ from support.checkpoint import Saver
 from support.json_shapes import check_shape
 
 # The first loss scale for float16, as in torch.amp.GradScaler. float16 rounds gradients below 3e-8
-# to 0. Gradients can be so small, because the loss is divided by the number of tokens, about 1e5.
+# to 0, and gradients are small because the loss is divided by about 1e5 tokens.
 FIRST_LOSS_SCALE = 2.0**16
 
 
 class Learner:
-    """Policy, critic, optimizers and, with KL, the frozen reference. FSDP2 shards all models."""
+    """Policy, critic, their optimizers and, with KL, the frozen reference."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Learner:
         self.dtype = dtype
         self.step = 0  # finished iterations
         self.bad_steps = 0  # skipped optimizer steps in a row
-        # What an estimator remembers from one iteration to the next: numbers, texts, lists, dicts
+        # state of an estimator between iterations: numbers, texts, lists, dicts
         self.estimator_state: dict = {}
-        # The loss is multiplied by this number. After backward(), gradients are divided by it.
+        # multiplies the loss, and divides the gradients after backward()
         self.loss_scale = FIRST_LOSS_SCALE if dtype == torch.float16 else 1.0
         self.mesh = parallel.make_mesh(device)
         if config.lora_rank:
@@ -81,7 +81,7 @@ class Learner:
     def schedule_learning_rates(self) -> dict[str, float]:
         """Set the learning rates of the current iteration. Returns: setting name -> learning rate.
 
-        They fall linearly from their first values towards `final_lr` times these values."""
+        Learning rates fall linearly from their first values towards `final_lr` times these."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
         settings = {"policy": "learning_rate", "critic": "critic_lr"}
@@ -105,9 +105,8 @@ class Learner:
     def handle_skipped_step(self, metrics_are_finite: bool) -> None:
         """Count an optimizer step that is skipped, because a metric or the gradient is not finite.
 
-        If only the gradient is not finite, and the loss scale is above 1, the scaled gradient was
-        too large for float16. Then the scale is halved, and the step does not count towards
-        max_bad_steps.
+        If only the gradient is not finite and the loss scale is above 1, the scaled gradient was
+        too large for float16. The scale is halved, and the step is not counted.
 
         Raises: UserError after max_bad_steps skipped steps in a row."""
         iteration = self.step + 1
@@ -133,7 +132,7 @@ class Learner:
     def save(self, saver: Saver) -> None:
         """Start writing a checkpoint.
 
-        Raises: TypeError if JSON cannot restore estimator_state, for example a tensor in it."""
+        Raises: TypeError if JSON cannot restore estimator_state."""
         states = checkpoint.training_state(self.modules, self.optimizers)
         counts = {"step": self.step, "bad_steps": self.bad_steps}
         counts["estimator_state"] = copy_as_json(self.estimator_state)
@@ -156,7 +155,7 @@ class Learner:
 
 
 def copy_as_json(state: dict) -> dict:
-    """Return a copy of the state of an estimator, as a checkpoint would restore it.
+    """Return a copy of the state of an estimator, as a checkpoint restores it.
 
     Raises: TypeError if the copy is not equal, for example because of a tensor or a tuple."""
     try:

@@ -1,9 +1,9 @@
 """Methods that RAGEN's papers and training script do not have, as pure functions.
 
 `starpo.py` has the methods of RAGEN, and explains the letters in shapes. All methods here are off
-by default. The docstring of a method's first function states its source ("Source") and when the
-method changes anything ("Acts"). `rollout.py` uses the first method, `train.py` the others. To see
-where, search them for the word in brackets.
+by default. The word in brackets is the setting that turns a method on, or the estimator's name. The
+docstring of a method's first function states its source ("Source") and when the method changes
+anything ("Acts").
 
     reward density    spreads the reward of a game over its turns [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
@@ -16,9 +16,9 @@ where, search them for the word in brackets.
     DPPO-TV           drops tokens whose probability moved too far in A's direction [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
-A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn
-is a segment. Papers call a segment a sequence, as do the settings `sequence_ratio` and
-`sequence_mask`. In code and comments, a sequence is one input of the model.
+A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn is
+a segment. Papers and the settings `sequence_ratio` and `sequence_mask` call a segment a sequence.
+In code and comments, a sequence is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -44,8 +44,7 @@ def shape_rewards(
 ) -> list[float]:
     """Reward density: replace the rewards of the turns of a finished game.
 
-    The new rewards sum to 1 for a success and to less than 1 otherwise. In the paper's code a
-    failure can earn more than a success.
+    The new rewards sum to 1 for a success and to less than 1 otherwise.
 
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
@@ -53,15 +52,15 @@ def shape_rewards(
     - "balanced": the same progress, but paid only at the 2nd, 4th, ... turn with a positive reward
       and at the last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
-      is the length of the best plan, and 0 after a success. The first distance is 1 if the start
-      has no plan. Later, no plan counts as twice the first distance.
+      is the length of the best plan, and 0 after a success. Without a plan, the first distance is
+      1, and a later distance is twice the first.
 
     Acts if reward_density is not "native", on games without an error. If a game pays 1 for a
-    success and nothing else, then only "plan" changes anything.
+    success and nothing else, only "plan" changes the rewards.
     Args: rewards, of the environment, one for each turn; density, see above; max_reward, the
         largest total reward of a success; plan_lengths, for "plan", the length of the best plan
         before the first turn and after each turn, 0 if there is none.
-    Returns: a reward for each turn. Raises: ValueError for another density.
+    Raises: ValueError for another density.
     Source: arXiv 2510.01132. "plan" is not in the paper.
     >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
     [0.5, 0.0, 0.5]
@@ -122,18 +121,15 @@ def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
 def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
-    With grpo, dr_grpo and rloo, all advantages in a group without variance are 0. (With the other
-    estimators, turn_level, GiGPO or a KL in the reward they may differ from 0; the group is
-    replaced all the same.) So `train.collect_rollouts` samples as many groups as this function
-    says, until none is missing or sampling_rounds rounds are over. DAPO samples whole batches
-    instead and drops surplus groups. Rollout metrics and rollout time also include the groups that
-    the filter does not see; `sampled_groups` counts all groups.
+    In GRPO, all advantages in a group without variance are 0. So `train.collect_rollouts` samples
+    the missing groups, in at most sampling_rounds rounds. DAPO samples whole batches instead and
+    drops surplus groups.
 
     Acts if sampling_rounds is above 1 and a group has an error or no variance.
-    Args: std (P,), of the scores of each group so far, 0 for a group with an error, because
-        that group is dropped later; num_groups, the wanted number of groups.
-    Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers. Here
-        its scores must differ, for which different format penalties suffice.
+    Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
+        wanted number of groups.
+    Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers; here
+        its scores must differ.
     >>> num_missing_groups(torch.tensor([0.5, 0.0, 0.0]), num_groups=3)
     2
     """
@@ -143,8 +139,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
 def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
     """Dynamic sampling: return the groups that the filter sees, (<= num_groups,) int64, ascending.
 
-    They are the first num_groups groups with variance. If fewer groups have variance, the first
-    groups without variance are added.
+    The first groups with variance are taken, then the first groups without variance.
     >>> candidate_groups(torch.tensor([0.5, 0.0, 0.0, 0.7]), num_groups=3).tolist()
     [0, 1, 3]
     """
@@ -154,17 +149,15 @@ def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
 
 
 def without_void_turns(has_void_turn: Tensor) -> Tensor:
-    """SimpleTIR: return the indices of the trajectories without a void turn, (<= B,).
+    """SimpleTIR: return the indices of the trajectories without a void turn, (<= B,) int64.
 
-    A turn is void if the environment executed no action in it. In the paper, a turn is void if it
-    has neither code nor an answer; a turn whose code fails is not void, and a void turn ends the
-    game. Here the game goes on. Trajectories with a void turn are not trained on, but their scores
-    stay in the baselines of their groups.
+    A turn is void if the environment executed no action in it. (In the paper, a void turn has
+    neither code nor an answer, and ends the game.) Trajectories with a void turn are not trained
+    on, but their scores stay in the baselines of their groups.
 
-    Acts if a kept trajectory has a void turn (`void_frac` also counts those not kept).
-    Args: has_void_turn (B,) bool. Returns: int64, ascending, perhaps none.
-    Source: SimpleTIR, arXiv 2509.02479: the loss mask of the paper's code, which leaves rewards
-        alone.
+    Acts if a kept trajectory has a void turn.
+    Args: has_void_turn (B,) bool.
+    Source: SimpleTIR, arXiv 2509.02479, the loss mask of the paper's code.
     >>> without_void_turns(torch.tensor([False, True, False])).tolist()
     [0, 2]
     """
@@ -187,18 +180,17 @@ def gigpo_advantages(
     """GiGPO's second advantage: compare each turn with the turns of its group in the same state.
 
     A_k = (G_k - mean G) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
-    over all n turns of the group that start in the state of turn k (a trajectory may have several).
-    F depends on the estimator: the standard deviation of these n returns, plus 1e-6 ("grpo");
-    1 ("dr_grpo"); (n - 1) / n ("rloo"). For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight)
-    to the trajectory's advantage, which the same estimator computes. All tokens of a turn share its
-    A_k.
+    over all n turns of the group that start in the state of turn k. F depends on the estimator: the
+    standard deviation of these n returns, plus 1e-6 ("grpo"); 1 ("dr_grpo"); (n - 1) / n ("rloo").
+    For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the trajectory's advantage, which
+    the same estimator computes. All tokens of a turn share its A_k.
 
     For the trajectory's advantage, the paper's code takes the mean score of a group over turns, so
     longer trajectories count more. Here each trajectory counts once, as in equation 3 of the paper.
     The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
     different times of the game are compared.
 
-    Acts on all first turns, because a group has one start, and on later turns that share a state.
+    Acts on first turns, because a group has one start state, and on later turns that share a state.
     Args: states, K keys of the states in which the turns start, equal for equal states in a group;
         estimator, see `starpo.group_advantages`; gamma, discount from turn to turn; the others as
         for `starpo.advantages`.
@@ -232,17 +224,13 @@ def turn_ppo_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Turn-PPO: GAE over turns. All tokens of a turn share its advantage and its return.
 
-    A turn is one step. Its reward is the sum of the rewards of its tokens, and its value is V at
-    its first token. There the critic sees the whole context with the new observation, but nothing
-    of the reply. Bi-level GAE instead takes V at the last token of the turn, where the critic sees
-    all other tokens of the reply, and then runs GAE over the tokens of each turn, so tokens of one
-    turn have different advantages and values. PPO's ratio and clip are still those of tokens; with
-    sequence_ratio=True they are those of segments. A turn of L tokens counts L times in the policy
-    loss and the value loss.
+    A turn is one step. Its reward is the sum of the rewards of its tokens. Its value is V at its
+    first token, where the critic sees the new observation, but nothing of the reply. PPO's ratio
+    and clip are still those of tokens, or of segments with sequence_ratio=True. A turn of L tokens
+    counts L times in the policy loss and the value loss.
 
-    Acts in every run with this estimator. If a trajectory has one turn, all its tokens have the
-    advantage score - V, with V at its first token; turn_gamma and turn_lam act from two turns on.
-    With mask_observations=False, a turn begins with the observation before the reply.
+    Acts in every run with this estimator; turn_gamma and turn_lam act from two turns on. With
+    mask_observations=False, a turn begins with the observation before the reply.
     Args, returns: as for `starpo.advantages`, but not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
@@ -288,13 +276,12 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     and aggregation is "seq_mean_token_mean", then the loss has the gradient of the paper's sequence
     form. GSPO weighs no single token, so `starpo.importance_weights` is not used with it.
 
-    Acts from the second optimizer step of an iteration on. In the first one, s is 1 up to rounding,
-    so the only effect is that the loss has no importance weights. But if the old log-probs are the
-    engine's, rounding in bfloat16 may take s out of the clip range, which is small in the paper:
-    3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets recompute_old_logprobs.
+    Acts from the second optimizer step of an iteration on. In the first step, s is 1 up to
+    rounding. If the old log-probs are the engine's, rounding in bfloat16 may take s out of the
+    paper's clip range, 3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets
+    recompute_old_logprobs.
 
-    `starpo.bound_log_ratio` bounds log s like the log ratio of a token: if its absolute value
-    exceeds 20 nats, its gradient is 0 (in verl, if log s is above 10).
+    `starpo.bound_log_ratio` clamps log s to [-20, 20] nats.
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
         numbers, next to each other, for the tokens of a segment. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
@@ -312,11 +299,10 @@ def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: f
     """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
     Acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip already
-    gives no gradient to tokens that moved too far in A's direction (A > 0 and a ratio above its
-    range, or A < 0 and a ratio below it). So with [0.5, 5] the mask changes only the gradient of
-    tokens that moved far against A: A > 0 and a ratio below 0.5, or A < 0 and a ratio above 5. The
-    mask depends on pi / pi_engine as in INTELLECT-3. INTELLECT-3 does not clip; here PPO's clip
-    stays. In Ring-1T the mask depends on pi_old / pi_engine.
+    gives no gradient to tokens that moved too far in A's direction. So with [0.5, 5] the mask
+    changes only the gradient of tokens that moved far against A: A > 0 and a ratio below 0.5, or
+    A < 0 and a ratio above 5. INTELLECT-3 takes the same ratio, but does not clip; here PPO's clip
+    stays. Ring-1T takes pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -337,9 +323,8 @@ def sequence_mask(
     """Return False for the tokens of bad segments that the policy has moved away from, else True.
 
     A segment is bad if the mean advantage of its tokens is below 0. The policy has moved away from
-    a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. A dropped
-    segment still counts in the baseline of its group, and its tokens in the denominator of the
-    loss.
+    a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. Dropped
+    tokens stay in the denominator of the loss.
 
     Acts if policy and engine differ: from the second optimizer step on, or with an engine of lower
     precision.
@@ -383,17 +368,14 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
 def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     """ECHO: compute the mean cross-entropy of the tokens between replies.
 
-    The policy learns to predict what its actions lead to. All tokens between two replies count,
-    also the reported reward, the turn counter and the marks of the chat format. The first prompt
-    does not count. (prime-rl leaves the marks out. By default it takes only messages of tools, not
-    of users.) Groups that the filter drops do not count. RAGEN v1's mask
-    (mask_observations=False) puts observation tokens into the policy loss instead, where they share
-    the advantage of the actions.
+    All tokens between two replies count, including the marks of the chat format. The first prompt
+    does not count. RAGEN v1's mask (mask_observations=False) puts observation tokens into the
+    policy loss instead, where they share the advantage of the actions.
 
     Acts if trajectories have several turns, context_turns is 0 and mask_observations is True.
     Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling
-        temperature, with gradient; num_observation_tokens, their number in the whole mini-batch, so
-        that the losses of micro-batches add up.
+        temperature, with gradient; num_observation_tokens, the number of observation tokens in the
+        whole mini-batch, so that the losses of micro-batches add up.
     Returns: scalar, nats, which the caller multiplies by observation_coef (0.1 in prime-rl).
     Source: ECHO, arXiv 2605.24517.
     >>> echo_loss(torch.tensor([-1.0, -3.0]), num_observation_tokens=4).item()

@@ -33,15 +33,15 @@ from support.model_folder import check_architecture, check_folder, download, fin
 from support.precision import product_in_float32
 from support.preflight import check_driver
 
-# Number of vocabulary tokens whose logits are in memory at a time. On a CPU these logits stay in
-# the processor's cache. On a GPU larger chunks need fewer kernel launches.
+# Number of vocabulary tokens whose logits are in memory at a time. On a CPU, small chunks stay in
+# the processor's cache. On a GPU, large chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
-# torch.compile keeps at most this many versions of one function; further ones run uncompiled. The
-# default of 8 is too few for the norms of Qwen3: hidden states and heads differ in width, the
-# weights of policy, critic and reference are trained or frozen, and gradients are on or off.
+# torch.compile keeps at most this many versions of one function; further versions run uncompiled.
+# The default of 8 is too few for the norms of Qwen3, which have two widths, trained or frozen
+# weights, and gradients on or off.
 MAX_COMPILED_VERSIONS = 64
 
-disable_progress_bar()  # of transformers, because loading and saving take only seconds
+disable_progress_bar()  # of loading and saving, which take only seconds
 enable_progress_bars()  # of downloads, which the line above disables, too
 
 
@@ -51,8 +51,7 @@ enable_progress_bars()  # of downloads, which the line above disables, too
 class Policy(nn.Module):
     """A causal language model that computes log-probs of the response tokens of packed sequences.
 
-    `version` identifies the current weights. Every optimizer step calls `bump_version`, so
-    parallel.py notices an engine with older weights.
+    `version` identifies the current weights, so parallel.py notices an engine with older weights.
     """
 
     _versions = itertools.count(1)
@@ -74,7 +73,8 @@ class Policy(nn.Module):
             observations follow: (R + O,).
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
-        # Each state predicts the next token. The backward of hidden[index] would sort the index.
+        # Each state predicts the next token. index_select, because the backward of hidden[index]
+        # would sort the index.
         states = hidden.index_select(0, batch.predicted_index - 1)  # (R, H)
         targets = batch.ids[batch.predicted_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
@@ -93,7 +93,7 @@ class Critic(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Compute the values. Returns: (R,) float32, in the units of the reward."""
         hidden = packed_hidden(self.backbone, batch)  # (T, H)
-        states = hidden.index_select(0, batch.response_index - 1)  # (R, H), as in `Policy`
+        states = hidden.index_select(0, batch.response_index - 1)  # (R, H)
         values = self.value_head(states)  # (R, 1)
         return values.float().sum(-1)  # a sum and not a view: FSDP2 forbids views as outputs
 
@@ -101,8 +101,8 @@ class Critic(nn.Module):
 def train_padding_token(module: nn.Module) -> nn.Module:
     """Let the embedding of the padding token get a gradient, in place. Returns: the module.
 
-    Packed rows have no padding, so a padding token in them is a real one: SmolLM2 pads with
-    <|im_end|>, which ends every message. With a padding_idx, nn.Embedding drops its gradient.
+    Packed rows have no padding, so a padding token in them is a real token: SmolLM2 pads with
+    <|im_end|>, which ends every message. nn.Embedding drops the gradient of its padding_idx.
     """
     module.get_input_embeddings().padding_idx = None
     return module
@@ -163,8 +163,7 @@ def chunked_logprobs(
         hidden: (R, H) float.
         weight: (V, H) float, the head.
         targets: (R,) int64.
-        chunk_size: the number of vocabulary tokens whose logits are in memory at a time; 0 =
-            the number in CHUNK_SIZES for the device.
+        chunk_size: the number of vocabulary tokens in a chunk; 0 takes it from CHUNK_SIZES.
 
     Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
     """
@@ -178,7 +177,7 @@ def chunked_logprobs(
 class _VocabChunk(NamedTuple):
     """A chunk of C tokens of the vocabulary, and their logits."""
 
-    rows: slice  # of the head, one for each token of the chunk
+    rows: slice  # of the head
     weight: Tensor  # (C, H), `rows` of the head, in the type of the hidden states
     logits: Tensor  # (R, C) float32, divided by the temperature
     target_column: Tensor  # (R, 1) int64, 0 if the target is in another chunk
@@ -205,9 +204,8 @@ def _vocab_chunks(
 class _ChunkedLogProbs(torch.autograd.Function):
     """Log-prob of the target and entropy at each position.
 
-    Only the logits of one chunk of the vocabulary exist at a time, so they fit into the cache of a
-    CPU. Besides the inputs, O(R) numbers are saved for the backward, which computes the logits
-    again and writes the gradient of the head once. With
+    Only the logits of one chunk of the vocabulary exist at a time. Besides the inputs, O(R) numbers
+    are saved for the backward, which computes the logits again. With
 
         z = W h / temperature,   p = softmax(z),   logp = log p[target],   S = -sum_j p_j log p_j
 
@@ -226,7 +224,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         """Online softmax: the sums are relative to m, the largest logit so far.
 
         If a chunk raises the maximum from m to m', shift = m - m' makes the earlier sums relative
-        to m'. All tensors that outlive a chunk are (R,).
+        to m'.
         """
         lowest = torch.finfo(torch.float32).min
         maximum = torch.full(targets.shape, lowest, device=hidden.device)  # m = max z
@@ -262,7 +260,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # (V, H)
         chunks = _vocab_chunks(hidden, weight, targets, ctx.temperature, ctx.chunk_size)
         for chunk in chunks:
-            # The steps work in place, so two (R, C) tensors suffice. Each step renames its result.
+            # The steps work in place, so two (R, C) tensors suffice.
             logp = chunk.logits.sub_(maximum[:, None]).sub_(log_total[:, None])
             p = logp.exp()
             grad_z = logp.add_(entropy[:, None]).mul_(grad_entropy[:, None])
@@ -284,9 +282,8 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
     """Add LoRA adapters (Hu et al., arXiv 2106.09685) in place, with peft.
 
     The linear layers of the blocks compute W x + (alpha / rank) B A x. A (rank, in) is random from
-    `seed`, and B (out, rank) starts at zero. A and B are trained, and all other weights are frozen.
-    alpha equals rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads only its
-    weight.
+    `seed`, and B (out, rank) starts at zero. Only A and B are trained. alpha equals rank. lm_head
+    gets no adapter, because `Policy` reads only its weight.
 
     Raises: UserError if the rank is larger than the hidden size of the model.
     """
@@ -311,9 +308,7 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
 def save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
     """Write an adapter that PeftModel.from_pretrained can load.
 
-    Args:
-        model: a model with LoRA.
-        weights: its matrices A and B, by parameter name.
+    Args: weights: the matrices A and B of the model's LoRA, by parameter name.
     """
     model.peft_config["default"].save_pretrained(folder)
     renamed = {}
@@ -388,9 +383,8 @@ def load_model(
 
 
 def _check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
-    """Compare the weights in the files with those that config.json describes.
+    """Compare the shapes of the weights in the files with those that config.json describes.
 
-    Args: config: from config.json; shapes: of the weights in the files, by name.
     Raises: UserError if a weight is missing, unknown, or has another shape.
     """
     with torch.device("meta"):  # tensors on meta have shapes but take no memory

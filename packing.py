@@ -1,10 +1,10 @@
 """Packing: many token sequences in one row of T tokens, without padding.
 
 The row is cut into *pieces*. The context of a piece lists the earlier pieces that it continues. The
-tokens of a piece attend to these pieces and, causally, to each other. So a prompt that several
-sequences share is computed once, except its last token. Example: two responses A A and B to the
-prompt P P P p. The last prompt token p is repeated before each response, because its hidden state
-predicts the response's first token.
+tokens of a piece attend to its context and, causally, to each other. So a prompt that several
+sequences share is computed once, except its last token. The last token is repeated before each
+response, because its hidden state predicts the response's first token. Example: two responses A A
+and B to the prompt P P P p.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
@@ -12,7 +12,7 @@ predicts the response's first token.
     sampled            x x   x
 
 `micro_batches` decides which sequences share a row, `pack` builds the row, and `PackedLayout`
-keeps attention inside the sequences.
+computes its attention.
 """
 
 import inspect
@@ -33,7 +33,7 @@ try:
 except ImportError:
     flash_attn_varlen_func = None
 
-# In torch 2.12 query heads can share a key head. torch 2.11 needs a key head for each query head.
+# In torch 2.12 query heads can share a key head; torch 2.11 needs a key head for each query head.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # Below this ratio of keys to queries, a causal kernel over the whole context is faster than a mask.
@@ -119,15 +119,15 @@ def pack(
     *,
     observations: bool = False,
 ) -> PackedBatch:
-    """Put sequences into one row. Prompt tokens that they share are computed once.
+    """Put sequences into one row.
 
     The first piece holds the tokens that all first prompts begin with. For adjacent sequences with
     the same first prompt (members of a group), one shared piece holds the rest of that prompt
     except its last token. Then every sequence has a piece with its own tokens.
 
     Args:
-        sequences: at least one. Put those with the same first prompt next to each other, as
-            `micro_batches` does.
+        sequences: at least one. Sequences with the same first prompt must be neighbours to share
+            the prompt, as in the packs of `micro_batches`.
         observations: True to fill in `observation_index` from the sequences' `observation_mask`.
     """
     common_length = len(os.path.commonprefix([_shareable(sequence) for sequence in sequences]))
@@ -152,7 +152,7 @@ class _Piece:
     response_mask: list[bool]
     observation_mask: list[bool]  # empty if `pack` had observations=False
     start: int  # position of the first token in its sequence
-    context: tuple[int, ...]  # indices of the pieces that this one continues
+    context: tuple[int, ...]  # as in `PackedBatch.contexts`
 
 
 @dataclass
@@ -204,7 +204,7 @@ class _Row:
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     """Copy 1-D tensors of one type from the CPU to a device.
 
-    One copy from pinned memory moves them all to a GPU, so the host does not wait for the GPU.
+    All tensors go to a GPU in one copy from pinned memory, so the host does not wait for the GPU.
     """
     if device.type != "cuda":
         return tensors
@@ -222,7 +222,7 @@ def has_varlen_kernel(device: torch.device) -> bool:
 
 
 class _VarlenIndex(NamedTuple):
-    """What a varlen kernel must know about the pieces of a row; all int32."""
+    """The pieces of a row as a varlen kernel needs them; all int32."""
 
     keys: Tensor  # (sum of key_lengths,): the row indices of the keys of each piece, concatenated
     query_ends: Tensor  # (pieces + 1,): the boundaries of the pieces in the queries
@@ -234,7 +234,6 @@ class PackedLayout:
 
     Newer GPUs run one varlen kernel for the whole row. On a CPU, on an older GPU and in float32,
     each piece is one SDPA call. The keys of a piece are the keys of its context, then its own keys.
-    So the queries of a piece have the positions of its last keys.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -261,8 +260,8 @@ class PackedLayout:
 
     def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Compute attention with one SDPA call for each piece."""
-        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. With
-        # slices, the backward of each one would fill a tensor of the size of the row.
+        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. The
+        # backward of each slice would fill a tensor of the size of the row.
         query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
         key_parts = k[None].split(self.lengths, dim=2)  # each (1, kv_heads, length, D)
         value_parts = v[None].split(self.lengths, dim=2)
@@ -286,9 +285,8 @@ class PackedLayout:
     def masks(self) -> list[Tensor | None]:
         """The mask (queries, keys) of each piece, or None for a causal kernel without a mask.
 
-        A causal kernel computes only half of the scores, but it needs as many queries as keys. If
-        it is faster even so, it also gets the queries of the context, and their outputs are
-        dropped.
+        A causal kernel computes only half of the scores, but needs as many queries as keys. Below
+        MAX_CAUSAL_RATIO it also gets the queries of the context, and their outputs are dropped.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):
@@ -303,7 +301,7 @@ class PackedLayout:
         """Compute attention with one kernel: flash-attn's if it is installed, else torch's."""
         q = q.transpose(0, 1).contiguous()  # (T, heads, D)
         index = self.varlen_index
-        # The backward of k[:, index] would sort the index, and that of index_select does not.
+        # index_select, because the backward of k[:, index] would sort the index
         k = k.transpose(0, 1).index_select(0, index.keys)  # (sum of key_lengths, kv_heads, D)
         v = v.transpose(0, 1).index_select(0, index.keys)
         max_lengths = (max(self.lengths), max(self.key_lengths))
@@ -320,7 +318,7 @@ class PackedLayout:
 
     @cached_property
     def varlen_index(self) -> _VarlenIndex:
-        """The index for the varlen kernel. It is built on the CPU and copied to the device once."""
+        """The index for the varlen kernel, built on the CPU and copied to the device once."""
         row = torch.arange(sum(self.lengths), dtype=torch.int32).split(self.lengths)
         pieces = chain.from_iterable((*context, i) for i, context in enumerate(self.contexts))
         keys = torch.cat([row[i] for i in pieces])

@@ -1,12 +1,12 @@
 """Several processes (ranks) under torchrun: process groups, FSDP2, and the division of work.
 
 Every rank samples its groups of trajectories on its own engine. All ranks then exchange their
-trajectories, so each one filters the same global batch and computes the same advantages. For the
-update each rank takes its part of the micro-batches. Without torchrun there is one rank.
+trajectories, so all ranks filter the same batch and compute the same advantages. For the update
+each rank takes its part of the micro-batches. Without torchrun there is one rank.
 
-A *collective* is a call that all ranks must make in the same order, because each waits for the
-data of the others. A rank that skips one blocks the others. Collectives are every forward and
-backward of a sharded module, and every function below whose docstring says "collective".
+A *collective* is a call that all ranks must make in the same order. A rank that skips a collective
+blocks the other ranks. Collectives are every forward and backward of a sharded module, and every
+function below whose docstring says "collective".
 """
 
 from configurator import Config, UserError
@@ -64,8 +64,8 @@ def init_distributed(config: Config) -> tuple[torch.device, torch.dtype]:
     if device.type == "cuda":
         device = _gpu_of_this_rank()
         torch.cuda.set_device(device)
-        # On an H100, SDPA would prefer cuDNN, which needs a new plan for each shape, and the torch
-        # engine has new shapes in nearly every step.
+        # On an H100, SDPA would prefer cuDNN, which plans anew for each shape. The torch engine has
+        # new shapes in nearly every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
         backend = "cpu:gloo,cuda:nccl"
     if not dist.is_initialized():
@@ -91,8 +91,8 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     """Return the store in which the ranks find each other, this rank, and the number of ranks.
 
     torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
-    read the address of a dead one. To prevent this, keys get the number of the restart as prefix.
-    With several nodes there is no prefix, because their agents count restarts independently.
+    read the address of a dead rank. On a single node, keys therefore get the number of the restart
+    as prefix. On several nodes they do not, because the nodes' agents count restarts independently.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -117,7 +117,7 @@ def leave_group() -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the peak memory of this process in GiB: torch's on a GPU, resident on a CPU."""
+    """Return the peak memory of this process in GiB: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     bytes_per_unit = 1 if sys.platform == "darwin" else 1024
@@ -139,7 +139,7 @@ def all_gather_lists(items: Sequence[Item]) -> list[list[Item]]:
 def all_reduce_sum(*tensors: Tensor) -> None:
     """Replace each tensor by its sum over the ranks, in place (collective).
 
-    The tensors are on one device. They share one all-reduce, because each call costs gloo 2 ms.
+    The tensors share one all-reduce, because each call costs gloo 2 ms.
     """
     if world_size() == 1:
         return
@@ -156,8 +156,8 @@ def all_reduce_sum(*tensors: Tensor) -> None:
 def make_mesh(device: torch.device) -> DeviceMesh:
     """Arrange the ranks for FSDP2.
 
-    One node shards the weights over its ranks. Several nodes with equally many ranks use HSDP:
-    each node shards the weights over its ranks, and the nodes average gradients once a step.
+    A single node shards the weights over its ranks. Several nodes with equally many ranks use HSDP:
+    shards within each node, and replicas across nodes.
     """
     ranks = world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -172,13 +172,13 @@ def shard(
 ) -> nn.Module:
     """Apply FSDP2 in place, to each layer and to the rest of the module.
 
-    Weights are kept and gradients are reduced in float32. The computation runs in `dtype`.
+    Weights and the reduction of gradients are in float32, and the computation is in `dtype`.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    # By default FSDP2 keeps the root's weights gathered after a forward. Without a backward they
-    # would stay gathered through the optimizer step, so the next forward would use old weights.
+    # By default FSDP2 keeps the root's weights gathered after a forward. Without a backward, the
+    # next forward would use these weights, even after an optimizer step.
     return fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
 
 
@@ -194,7 +194,7 @@ def stream_weights(
     """Yield the policy's full weights, one tensor at a time (collective).
 
     Every rank must exhaust the iterator. Shards are cast before they are gathered, so 16-bit types
-    halve the traffic. Each rank merges LoRA into a copy of its shard.
+    halve the traffic. LoRA is merged into the yielded weights.
 
     Yields: Hugging Face name and tensor. A tied head is repeated under its own name, because vLLM
         reloads each layer by its name.
@@ -218,8 +218,7 @@ def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
     """Return W + (alpha / rank) B A, computed in float32, sharded like W.
 
     For a 16-bit type the sum is rounded at random, because rounding to the nearest number often
-    gives W again. This noise depends only on the name and the shard, so a restart does not change
-    the samples.
+    gives W again. The noise depends only on the name and the shard, so a restart repeats it.
     """
     weight = linear.base_layer.weight
     merged = torch.addmm(
@@ -264,7 +263,6 @@ def collect_all(
 ) -> list[Trajectory]:
     """Run `rollout.collect` on all ranks (collective). Group g is sampled on rank g % world_size.
 
-    Args: options: more arguments of `rollout.collect`.
     Returns: the trajectories of all ranks in the order of `starts`, on every rank.
     Raises: RuntimeError if the engine does not hold the policy's current weights.
     """
@@ -293,7 +291,7 @@ class MicroBatch(NamedTuple):
     """The trajectories of one forward and backward pass on this rank."""
 
     indices: list[int]  # of trajectories in the batch that every rank holds
-    # 1.0, or 0.0 for a surplus one, added so that all ranks have equally many micro-batches
+    # 0.0 for a surplus micro-batch, added so that all ranks have equally many; else 1.0
     is_real: float
 
 
@@ -315,10 +313,7 @@ def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> 
 
 
 def _compute_cost(num_tokens: int) -> int:
-    """Return the cost of one trajectory, in arbitrary units.
-
-    Matrix products are linear in the length, and attention is quadratic.
-    """
+    """Return the cost of one trajectory: linear for matrix products, quadratic for attention."""
     return num_tokens * (ATTENTION_CROSSOVER_TOKENS + num_tokens)
 
 
@@ -339,7 +334,7 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Divide trajectories[i], i in `indices`, with `micro_batches`. Returns: the i of each pack."""
+    """Divide the trajectories `indices` with `micro_batches`. Returns: indices, by pack."""
     chosen = [trajectories[i] for i in indices]
     packs = []
     for chosen_indices in micro_batches(chosen, max_tokens):

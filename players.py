@@ -1,7 +1,7 @@
 """Reference players: scripted players that are scored on the same games as a policy.
 
 `random` draws an action, `greedy` takes the action that looks best, and `optimal` follows the plan
-of the environment. They obey the limits on actions and turns, and reply in the required form.
+of the environment. All players obey the limits on actions and turns.
 """
 
 import numpy as np

@@ -1,12 +1,11 @@
 """Multi-turn rollouts, token in and token out: sampled ids are kept, never encoded again.
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
-turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued.
-The policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the other
-tokens, which condition the policy. (ECHO also trains on the observations among them.)
+turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued. The
+policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are all other tokens.
 
-A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy, and `play` for
-players that answer in text: reference players, demonstrations, API models, a human.
+A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
+rollouts for players that answer in text: reference players, demonstrations, API models, a human.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from support.time_limit import EnvError, call_with_timeout
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample
 
-MAX_REWARD = 1e9  # largest absolute reward of a turn; larger ones are errors, as sums may overflow
+MAX_REWARD = 1e9  # largest absolute reward of a turn; a larger reward counts as an error
 
 # ---------- data
 
 
 @dataclass
 class Credit:
-    """Advantage and value of a turn, for records. None unless the filter kept the turn's group."""
+    """Advantage and value of a turn, for records. None unless the filter kept the group."""
 
     advantage: float | None = None  # as in the loss, averaged over the response tokens
-    value: float | None = None  # the critic's, if any, at the first response token
+    value: float | None = None  # of the critic, at the first response token
 
 
 @dataclass
@@ -50,25 +49,25 @@ class Turn:
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
-    response_ids: list[int] | list[str]  # texts of a model behind an API
-    # of response_ids, under the engine, at its temperature, nats; NaN where the engine gave none
+    response_ids: list[int] | list[str]  # texts if from an API
+    # of response_ids, from the engine, nats; NaN where the engine gave none
     rollout_logprobs: list[float]
     # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
     reward: float = 0.0
-    text: str = ""  # the response decoded for the parser; never encoded again
+    text: str = ""  # the decoded response; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord | None = None  # what happened, see dialogue.py
-    # The copies of the turn that `unmask` makes share this object.
+    # shared with the copies of the turn that `unmask` makes
     credit: Credit = field(default_factory=Credit)
-    state: Hashable = None  # of the environment before the response, see `Episode.state`
+    state: Hashable = None  # the environment's before the response, see `Episode.state`
 
 
 @dataclass
 class Trajectory:
-    """Turns of one episode: all of them, or one (see `split_by_context`)."""
+    """All turns of one episode, or a single turn (see `split_by_context`)."""
 
     seed: tuple[int, ...]  # of the instance
-    member: int  # index in the group; members differ in transition and sampling noise
+    member: int  # index in the group
     turns: list[Turn] = field(default_factory=list)
     # success, failure, out_of_turns, out_of_tokens or error; None while the game goes on
     status: str | None = None
@@ -76,7 +75,7 @@ class Trajectory:
     env: str = ""  # name and options of the environment, as in the setting `env`
     split: str = ""  # of the instance: train, eval or heldout; '' until the episode begins
     kept: bool | None = None  # whether the filter kept the group; None outside of training
-    filter_value: float | None = None  # the value of the group by which the filter ranked it
+    filter_value: float | None = None  # the value by which the filter ranked the group
 
     @property
     def ids(self) -> list[int]:
@@ -125,7 +124,7 @@ class Trajectory:
 
     @property
     def score(self) -> float:
-        """The sum of the turn rewards. The filter and the group baselines compare scores."""
+        """The sum of the turn rewards."""
         return sum(turn.reward for turn in self.turns)
 
     @property
@@ -152,14 +151,14 @@ class Trajectory:
 
 @dataclass
 class Reply:
-    """The answer to one message. Tokens are ids, or texts for a model behind an API."""
+    """The answer to one message."""
 
     text: str
     prompt_ids: list[int] = field(default_factory=list)
-    response_ids: list[int] | list[str] = field(default_factory=list)
+    response_ids: list[int] | list[str] = field(default_factory=list)  # see `Turn`
     rollout_logprobs: list[float] = field(default_factory=list)
     error: str | None = None  # why the player could not answer
-    cut_by: str | None = None  # the setting that cut the reply off, see `TurnRecord`
+    cut_by: str | None = None  # see `TurnRecord`
 
 
 # ---------- one episode
@@ -173,7 +172,7 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Training must not draw evaluation or held-out instances of any environment of the run, except
-    # those with too few instances for disjoint splits (`Env.repeats`), such as the bandit.
+    # if an environment has too few instances for disjoint splits (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -190,7 +189,7 @@ class Rollout:
         self.episode = episode
         self.config = episode.config
         self.trajectory = Trajectory(tuple(seed), member, env=env or episode.config.env)
-        self.user = ""  # the message that waits for a reply
+        self.user = ""
         self.failure: TurnOutcome | None = None  # set if the environment could not start
 
     @property
@@ -220,13 +219,15 @@ class Rollout:
             self.open(*opening)
 
     def open(self, system: str, user: str) -> None:
-        """Do the rest of `reset`, after the episode has started: set the first messages."""
+        """Set the first messages, after the episode has started."""
         self.trajectory.system = system
         self.user = user
 
     def execute(self, text: str) -> TurnOutcome:
-        """Execute a reply. If the environment raises anything, takes too long or pays an absurd
-        reward, the outcome has the status error."""
+        """Execute a reply.
+
+        If the environment raises anything, takes too long or pays more than MAX_REWARD, the
+        outcome has the status error."""
         if self.failure:
             return self.failure
         try:
@@ -238,7 +239,7 @@ class Rollout:
         return outcome
 
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
-        """Record a reply and its outcome. The outcome holds the next message."""
+        """Record a reply and its outcome."""
         record = replace(outcome.record, cut_by=reply.cut_by)
         if reply.cut_by and record.faults:  # a reply that was cut may still be valid
             record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
@@ -265,8 +266,7 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Return the trajectory of an episode that is over.
 
-        reward_density changes its rewards, but not after an error. The messages showed the rewards
-        before this change."""
+        reward_density changes the rewards of its turns, but not after an error."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density != "native" and trajectory.status != "error":
@@ -283,7 +283,7 @@ def rewards_with_density(
 ) -> list[float]:
     """Return the rewards of the turns after `shape_rewards` has changed the environment's part.
 
-    Penalties and bonuses stay. Args: all but `trajectory`, see `methods.shape_rewards`."""
+    Penalties and bonuses stay. Args: see `methods.shape_rewards`."""
     from methods import shape_rewards  # here, because it imports torch, which takes seconds
 
     native = [turn.record.env_reward for turn in trajectory.turns]
@@ -330,7 +330,7 @@ def play_all(
 ) -> list[Trajectory]:
     """Play rollouts of one environment spec from start to end, each with a player of its own.
 
-    If the environment is blocking, the games are played at the same time."""
+    Games of a blocking environment are played at the same time."""
 
     def play_from_start(rollout: Rollout, player: Callable) -> Trajectory:
         rollout.reset(split)
@@ -352,7 +352,7 @@ def following_prompt(
     turns = trajectory.turns
     if not context_turns:
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
-    # context_turns counts the next turn, so context_turns - 1 earlier ones are visible.
+    # context_turns counts the next turn, so context_turns - 1 earlier turns are visible.
     visible = turns[max(0, len(turns) + 1 - context_turns) :]
     users = [turn.observation for turn in visible]
     users.append(user)
@@ -371,33 +371,24 @@ def failed_outcome(error: object) -> TurnOutcome:
     return TurnOutcome("", 0.0, "error", TurnRecord(actions=[], error=str(error)))
 
 
-def without_errors(
-    trajectories: Sequence[Trajectory], config: Config, group_size: int = 1
-) -> list[Trajectory]:
-    """Drop each group with an error, because advantages compare whole groups.
+def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> None:
+    """Print how many trajectories ended in an error, and stop the run if there are too many.
 
-    Evaluation calls this with group_size 1 and ignores the result: it wants only the printed
-    sentence, or the UserError. There a trajectory with an error counts as not won.
+    At most the fraction max_error_frac of all trajectories may fail. Unless max_error_frac is 0,
+    one whole group may always fail, because its instance may be impossible to play.
 
-    max_error_frac of all trajectories may fail, or a whole group if that is more, because a whole
-    group fails if its instance cannot be played. With max_error_frac 0, none may fail.
-
-    Raises: UserError with the first error if more trajectories failed, or if no group is left."""
+    Raises: UserError with the first error if more trajectories failed, or if every group has one.
+    """
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:
-        return list(trajectories)
-    failed_groups = groups_with_errors(trajectories, group_size)
-    kept = []
-    for index, trajectory in enumerate(trajectories):
-        if index // group_size not in failed_groups:
-            kept.append(trajectory)
+        return
     allowed = config.max_error_frac * len(trajectories)
     if config.max_error_frac > 0:
         allowed = max(allowed, group_size)
     counts = f"{len(failed)} of {len(trajectories)} trajectories ended in an error"
     reason = printable(failed[0].error)
     sentence = f"{counts} (the first, in {failed[0].env}: {reason})"
-    if len(failed) > allowed or not kept:
+    if len(failed) > allowed or not without_errors(trajectories, group_size):
         raise UserError(
             f"{sentence}; at most {int(allowed)} may (max_error_frac is {config.max_error_frac}), "
             "and at least one whole group must be left"
@@ -406,6 +397,15 @@ def without_errors(
         f"{sentence}; training drops their groups, and evaluation counts each as a failure",
         flush=True,
     )
+
+
+def without_errors(trajectories: Sequence[Trajectory], group_size: int) -> list[Trajectory]:
+    """Return the groups without an error. Advantages compare whole groups."""
+    failed_groups = groups_with_errors(trajectories, group_size)
+    kept = []
+    for index, trajectory in enumerate(trajectories):
+        if index // group_size not in failed_groups:
+            kept.append(trajectory)
     return kept
 
 
@@ -436,9 +436,8 @@ def collect(
     """Play one episode for each (instance seed, member) in `starts`, all at once.
 
     Args:
-        split: of the instances, see `envs.SPLITS`.
         noise_seed: seeds the sampling of each response, together with instance seed, member and
-            turn. So the noise does not depend on the other episodes in the batch.
+            turn.
         on_done: is called when a trajectory ends, for a progress bar.
         envs: the environment of each episode, by default `config.env`.
     Returns: the trajectories in the order of `starts`. A trajectory that cannot start, because its
@@ -484,7 +483,7 @@ class RolloutScheduler:
         self.rollouts = rollouts
         self.temperature = temperature
         self.noise_seed = noise_seed
-        self.on_done = on_done  # is called when a rollout ends
+        self.on_done = on_done
         # for each rollout, all tokens so far; with context_turns, prompt and response of one turn
         self.histories: list[list[int]] = [[] for _ in rollouts]
         self.prompts: list[list[int]] = [[] for _ in rollouts]  # prompts of the pending responses
@@ -528,7 +527,6 @@ class RolloutScheduler:
             rollout.add_turn(Reply(""), failure)
 
     def _request_next_turn(self, key: int) -> None:
-        """Queue the next turn, or end the rollout if the context has no room for it."""
         rollout = self.rollouts[key]
         if not self._request_turn(key, rollout.next_prompt(self.chat)):
             rollout.trajectory.status = "out_of_tokens"
@@ -552,7 +550,7 @@ class RolloutScheduler:
         return True
 
     def _record_turn(self, sample: Sample, text: str, outcome: TurnOutcome) -> None:
-        """Record a finished turn. Queue the next one, or end the rollout."""
+        """Record a finished turn, then queue the next turn or end the rollout."""
         key = sample.key
         rollout = self.rollouts[key]
         forgets_turns = self.config.context_turns > 0
@@ -566,8 +564,8 @@ class RolloutScheduler:
             self.histories[key] = []
         if not rollout.done:
             self._request_next_turn(key)
-        if rollout.done:  # `_request_next_turn` may have ended it
-            if not forgets_turns:  # else the cache was released above
+        if rollout.done:  # `_request_next_turn` may have ended the rollout
+            if not forgets_turns:
                 self.engine.release(key)
             self.on_done()
 
@@ -583,16 +581,16 @@ class BlockingSteps:
     """Environment steps that wait for a program or a server. Each runs in its own thread."""
 
     def __init__(self):
-        self.results: SimpleQueue = SimpleQueue()  # each thread puts its outcome here, in a Result
+        self.results: SimpleQueue = SimpleQueue()
         self.num_pending = 0
 
     def start(self, rollout: Rollout, sample: Sample, text: str) -> None:
-        """Execute a response in a new thread. After step_timeout_s the step counts as failed."""
+        """Execute a response in a new thread."""
         self.num_pending += 1
         start_thread(partial(rollout.execute, text), self.results, key=(sample, text))
 
     def next_finished(self, *, wait: bool) -> tuple[Sample, str, TurnOutcome] | None:
-        """Return the response, its text and its outcome of a step that ended, or None if none did.
+        """Return response, text and outcome of a finished step, or None if no step is finished.
 
         Args: wait: if steps are pending, wait until one ends."""
         if not self.num_pending:
@@ -624,7 +622,7 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
 
 
 def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
-    """Make every token after the system message a response token. This is RAGEN v1's loss mask.
+    """Make every token after the system message a response token, as in RAGEN v1's loss mask.
 
     The prompt tokens among them get the rollout log-prob NaN."""
     system = chat.message("system", trajectory.system)

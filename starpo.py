@@ -7,13 +7,12 @@ clipped objective over the response tokens y_t, t = 1..R:
     ratio_t  = pi_theta(y_t | all tokens before it) / pi_old(y_t | all tokens before it)
     L_policy = -1/R sum_t w_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
 
-`ppo_loss` computes L_policy. Here R counts the response tokens of a mini-batch. The weight w_t has
-no gradient. It is the product of an importance weight, which corrects for the difference between
+`ppo_loss` computes L_policy over the R response tokens of a mini-batch. The weight w_t has no
+gradient. It is the product of an importance weight, which corrects for the difference between
 engine and trainer (`importance_weights`), and a token weight, which says how tokens are averaged
-(`token_weights`). By default the token weight is 1. By default pi_old is the engine's policy, so
-the importance weight is 1, too, until ratio_t exceeds a cap.
+(`token_weights`). By default w_t is 1 until ratio_t exceeds a cap.
 
-The function `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
+`advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
     gae                           PPO's generalised advantage estimation over tokens, whitened
     bi_level_gae                  GAE over turns, then over the tokens of each turn, whitened
@@ -23,39 +22,37 @@ The function `advantages` has these estimators of A_t. gae and bi_level_gae need
     reinforce_plus_plus_baseline  the same as dr_grpo, whitened
     reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
 
-Estimators that compare the scores of a group give all tokens of a trajectory the same advantage, or
-with turn_level all tokens of a turn.
+Estimators that compare the scores of a group give all tokens of a trajectory the same advantage.
+With turn_level, all tokens of a turn have the same advantage.
+
+StarPO-S trains only on the groups with the largest score std (`filter_groups`), with a larger
+clip_high and without KL. In the paper StarPO-S has a critic; here any estimator will do.
 
 This file has the methods of RAGEN's papers and training script, and truncated importance sampling
-(`importance_weights`), because all runs but those of GSPO use it. All other methods are in
-`methods.py`, such as the estimator turn_ppo.
-
-StarPO-S is StarPO that trains only on the groups with the largest score std (`filter_groups`), with
-a larger clip_high and without KL. In the paper StarPO-S has a critic; here any estimator will do.
+(`importance_weights`). All other methods are in `methods.py`.
 
 Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R
-response tokens in all. Response tokens are the tokens that the policy sampled, its end-of-turn
-tokens included, or with mask_observations=False all tokens after the system message. A tensor (R,)
-has one number for each response token, trajectory after trajectory, and none for other tokens, so
-the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the lengths of consecutive
-pieces of a tensor.
+response tokens in all. Response tokens are the tokens that the policy sampled, including its
+end-of-turn tokens. With mask_observations=False, all tokens after the system message count as
+response tokens. A tensor (R,) has one number for each response token, trajectory after trajectory,
+so the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the lengths of
+consecutive pieces of a tensor.
 
 Differences from the paper and from RAGEN's code:
 - By default only sampled tokens are trained on. RAGEN v1, RAGEN's first code, trains on all tokens
   after the system message (mask_observations=False).
 - The loss of a mini-batch is a mean over its response tokens. The paper averages within each
   trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the loss.
-- GAE steps from the last token of a turn to the first token of the next turn. It skips the
-  observation between them. RAGEN v1 steps through it, with values of 0 for its tokens.
-- The reward of a turn is on the last token of the turn, not of the trajectory. `tokens_per_turn`
-  says where turns end. RAGEN takes the tokens with a nonzero reward as the ends of turns, so it
-  misses turns with reward 0.
+- GAE steps from the last token of a turn directly to the first token of the next turn. RAGEN v1
+  steps through the observation between them, with values of 0.
+- The reward of a turn is on the last token of the turn, not of the trajectory. RAGEN takes the
+  tokens with a nonzero reward as the ends of turns, so it misses turns with reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
   RAGEN ranks by normalised scores if normalisation within groups is on. RAGEN-2 excludes groups
   whose value in the ranking is 0.
-- The filter strategy top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
+- The filter strategy top_p tolerates an error of 1e-6 in the sum of values; RAGEN-2 tolerates 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
-- Dual clip is off by default. RAGEN's backend has it with c = 3.
+- Dual clip is off by default; RAGEN's backend uses dual clip with c = 3.
 """
 
 from configurator import CRITIC_ESTIMATORS
@@ -65,8 +62,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # nats; log ratios are clamped to it, so that their exp stays below 5e8
-ROUNDING = 1e-6  # smaller differences are rounding errors, as between 0.1 + 0.2 and 0.3
+MAX_LOG_RATIO = 20.0  # nats; log ratios are clamped to +-20, so that ratios stay below 5e8
+ROUNDING = 1e-6  # smaller differences count as rounding errors
 
 
 # ---------- filter
@@ -86,7 +83,6 @@ def group_stats(scores: Tensor, group_size: int) -> GroupStats:
     StarPO-S calls the standard deviation U(x). It is exactly 0 if N = 1, or if the scores of a
     group differ by no more than float rounding.
     Args: scores (B,) finite floats, sums of rewards, group after group; group_size N divides B.
-    Returns: three tensors (P,) with the dtype of scores.
     >>> mean, std, maximum = group_stats(torch.tensor([0.0, 2.0, 1.0, 1.0]), group_size=2)
     >>> mean.tolist(), [round(s, 3) for s in std.tolist()], maximum.tolist()
     ([1.0, 1.0], [1.414, 0.0], [2.0, 1.0])
@@ -118,15 +114,14 @@ def filter_groups(
 ) -> Tensor:
     """Choose the groups to train on.
 
-    First, groups without variance (std 0) are excluded. The other groups are ranked by their
+    By default, groups without variance (std 0) are excluded. The other groups are ranked by their
     values, rounded to 1e-6, largest first. Of groups with equal values, the lower index comes
-    first. The strategy decides how many groups are kept. The strategy "fraction" with keep 1 keeps
-    all groups, also those without variance, as StarPO does.
+    first. The strategy "fraction" with keep 1 keeps all groups, as StarPO does.
 
     Args: values (P,) float, by which groups are ranked, >= 0 for top_p and min_p; std (P,) float,
-        of the raw scores of each group, equal to values by default (filter_by="reward_std"); keep
-        and strategy, see `_num_groups_to_keep`; smallest, True to rank from the smallest value, for
-        fraction and count; zero_std, True to rank groups without variance, too.
+        of the raw scores of each group; keep and strategy, see `_num_groups_to_keep`; smallest,
+        True to rank from the smallest value, for fraction and count; zero_std, True to rank groups
+        without variance, too.
     Returns: the indices of the chosen groups (<= P,) int64, ascending, perhaps none.
     Source: StarPO-S, arXiv 2504.20073 (fraction 0.25); RAGEN-2's rollout_filter_strategy.
     >>> std = torch.tensor([0.7, 0.0, 6.4])
@@ -181,10 +176,9 @@ def normalize_rewards(
     """Normalise scores among trajectories with equal group_ids, and change turn rewards to match.
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" is
-    "mean_std", clipped to [-1, 3]. Scores without variance become 0. With "mean", turn rewards
-    stay. Otherwise they are divided by the same std + 1e-6, or become 0 without variance. In both
-    cases the reward of the last turn is then changed so that the rewards of the trajectory sum to
-    its new score.
+    "mean_std", clipped to [-1, 3]. Scores without variance become 0. With "mean_std" and
+    "asym_clip", turn rewards are divided by the same std + 1e-6, or become 0 without variance. Then
+    the reward of the last turn changes so that the rewards of the trajectory sum to its new score.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
     Returns: (K,), with the dtype of rewards.
@@ -227,10 +221,10 @@ def advantages(
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare
-        turns, not trajectories: the returns-to-go of a group's first turns with each other, those
-        of its second turns, and so on; gamma and lam, discount and lambda between two tokens of a
-        turn; turn_gamma and turn_lam, from the last token of a turn to the next turn.
+        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare the
+        returns-to-go of turns with the same index, not the scores of trajectories; gamma and lam,
+        discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the last
+        token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
@@ -283,7 +277,7 @@ def group_advantages(scores: Tensor, group_ids: Tensor, estimator: str) -> Tenso
     [-1.5, 0.0, 1.5]
     """
     mean, std, count = _stats_within_groups(scores.detach().double(), group_ids)  # (M,) each
-    # In a group without variance, s - mean is only a rounding error. Whitening must not enlarge it.
+    # In a group without variance, s - mean is a rounding error, which whitening would enlarge.
     centred = torch.where(std > 0, scores.detach() - mean, 0.0)  # (M,)
     if estimator == "grpo":
         centred = centred / (std + 1e-6)
@@ -291,7 +285,7 @@ def group_advantages(scores: Tensor, group_ids: Tensor, estimator: str) -> Tenso
         # s - (mean of the other scores) = (s - mean) * N / (N - 1)
         centred = centred * count / (count - 1).clamp(min=1)
     elif estimator in ("dr_grpo", "reinforce_plus_plus_baseline"):
-        pass  # they are centred already
+        pass  # s - mean is their advantage
     else:
         raise ValueError(f"no group baseline for estimator {estimator!r}")
     return centred.to(scores.dtype)
@@ -307,8 +301,8 @@ def gae(
     """Generalised advantage estimation over the steps of each piece.
 
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
-    last step of a piece, even if a limit ended the trajectory: the prompt shows the limits on
-    turns and actions as part of the task. (It does not show max_context_tokens.)
+    last step of a piece, even if a limit ended the trajectory: the prompt shows the limits on turns
+    and actions.
 
     gae                        steps are tokens, pieces are trajectories
     bi-level GAE, first pass   steps are turns, pieces are trajectories
@@ -364,9 +358,8 @@ def bi_level_gae(
     """GAE over the turns of each trajectory, then over the tokens of each turn.
 
     In the first pass a turn is one step. Its reward is the sum of the rewards of its tokens, and
-    its value is the value at its last token. In the second pass a turn is a trajectory of its own.
-    The reward of its last token grows by (return of the turn from the first pass) - (reward of the
-    turn).
+    its value is the value at its last token. In the second pass each turn is a trajectory of its
+    own. The reward of its last token grows by (first-pass return of the turn) - (its reward).
 
     Args, returns: as for `advantages`, but not whitened.
     Source: RAGEN's compute_bi_level_gae_advantage_return.
@@ -414,7 +407,7 @@ def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> 
 def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> Tensor:
     """Return a group id for each turn, (K,).
 
-    The first turns of the trajectories of a group form a group, their second turns another one."""
+    The first turns of a group's trajectories form a group, their second turns another one."""
     turn_indices = [torch.arange(count) for count in turns_per_trajectory]
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
     return group_of_turn * max(turns_per_trajectory) + torch.cat(turn_indices)
@@ -446,8 +439,8 @@ def ppo_loss(
 
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats, before the update; advantages
         (R,); clip_low in [0, 1]; clip_high >= 0; num_tokens, the number of response tokens in the
-        whole mini-batch, so that losses and gradients of micro-batches and ranks add up; weights
-        (R,), the factor of each term, without gradient: `importance_weights` times `token_weights`;
+        whole mini-batch, so that the losses of micro-batches and ranks add up; weights (R,), the
+        factor of each term, without gradient: `importance_weights` times `token_weights`;
         dual_clip, 0 for none, or c > 1: the objective of a token with A < 0 is then at least c A;
         segment_log_ratio (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
     Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (1 for a token
@@ -486,15 +479,14 @@ def importance_weights(
 ) -> Tensor:
     """Compute min(pi / pi_engine, cap) / (pi / pi_old), which corrects PPO's ratio for the engine.
 
-    The engine samples, and its log-probs differ a little from the trainer's. If old_logprobs are
-    the engine's, the weight is 1 until the ratio exceeds the cap. If they are the trainer's, the
-    weight is pi_old / pi_engine until pi / pi_engine exceeds the cap.
+    If the engine gave old_logprobs, the weight is 1 until the ratio exceeds the cap. If the trainer
+    gave old_logprobs, the weight is pi_old / pi_engine until pi / pi_engine exceeds the cap.
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
         cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so weight * ratio is at most
-        cap. This bounds the loss of a token with A < 0 whose pi grows over the optimizer steps;
-        PPO's clip does not bound it.
+        cap. The cap bounds the loss of a token with A < 0 whose pi grows over the optimizer steps;
+        PPO's clip does not.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309
@@ -512,7 +504,7 @@ def token_weights(
 ) -> Tensor:
     """Compute weights w that make sum(w loss) / R the average that `aggregation` names.
 
-    "token_mean" is the mean over all tokens. The others average one number for each trajectory:
+    "token_mean" is the mean over all tokens. The other names average a number per trajectory:
     the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073), the sum over
     its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant", Dr. GRPO).
     Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, a constant,
@@ -578,9 +570,9 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     """Estimate KL(policy || reference) for each response token.
 
     With d = logprobs - ref_logprobs, clamped to [-20, 20]: "k1" is d, "k2" is d^2 / 2 and "k3" is
-    exp(-d) - 1 + d. As a term of the loss and on policy, k2 has the expected gradient of
-    KL(policy || reference), k3 that of KL(reference || policy), and k1 the expected gradient 0. So
-    k1 is for the reward only.
+    exp(-d) - 1 + d. As a term of the loss, on policy, k2 has the expected gradient of
+    KL(policy || reference), and k3 has that of KL(reference || policy). The expected gradient of k1
+    is 0, so k1 is for the reward only.
     Args: logprobs (R,), ref_logprobs (R,), nats. Returns: (R,) nats, with gradient in logprobs.
     Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
     >>> kl_penalty(torch.tensor([-1.0]), torch.tensor([-3.0]), "k2").tolist()

@@ -2,21 +2,20 @@
 
 One iteration samples P groups of N trajectories, keeps the groups whose scores vary most, computes
 advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py` has the formulas
-(`filter_groups`, `advantages`, `ppo_loss`) and lists the differences from the StarPO paper (RAGEN,
-arXiv 2504.20073). `methods.py` has methods of other papers. docs/methods.md says how to add an
-estimator or a method. Comments give shapes with the letters of `starpo.py`: P groups, B
-trajectories, K turns, R response tokens. After the filter, B, K, R count only what it kept, and in
-the update only what a mini-batch or micro-batch holds.
+and lists the differences from the StarPO paper (RAGEN, arXiv 2504.20073). `methods.py` has methods
+of other papers. docs/methods.md says how to add an estimator.
+
+Letters of shapes: P groups, B trajectories, K turns, R response tokens. After the filter, B, K and
+R count only kept trajectories. In the update they count one mini-batch or micro-batch.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
     python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. It refuses most
-changed settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end the run
-after the current iteration or, if sooner, after grace_s seconds, with exit code 75 (with torchrun:
-1; docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. SIGTERM, SIGUSR1 and
+Ctrl-C end the run after the current iteration, or after grace_s seconds if that is sooner. The exit
+code is then 75, or 1 with torchrun (docs/faults.md).
 """
 
 from configurator import Config
@@ -25,7 +24,7 @@ from support.arguments import read_train
 from support.terminal import run_main
 
 if __name__ == "__main__":
-    # Importing torch takes seconds, so --help is answered and the command line is checked first.
+    # Answer --help and check the command line before torch is imported, which takes seconds.
     # Training starts in the last line of this file.
     run_main(read_train)
 
@@ -49,6 +48,7 @@ from learner import Learner, build_learner
 from packing import PackedBatch, pack
 from rollout import (
     Trajectory,
+    check_errors,
     groups_with_errors,
     split_by_context,
     unmask,
@@ -66,17 +66,16 @@ from support.training_metrics import (
     mean_over_steps,
 )
 
-# Every random stream of this file has one of these numbers in its seed, so that no two streams are
-# equal. The streams of other files differ from these.
+# Each random stream has its own number in its seed, so that no two streams are equal. Other files
+# use other numbers.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
 SEED_MIXTURE = 34
 SEED_COLLAPSE = 35
 
-# Largest accepted difference between the log-probs of engine and trainer, in nats: the mean of the
-# absolute value over the response tokens. Training warns of larger ones. If engine and trainer have
-# different dtypes, the larger limit counts.
+# Training warns if the log-probs of engine and trainer differ by more than this: the mean absolute
+# difference over the response tokens, in nats. If their dtypes differ, the larger limit counts.
 MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
 
@@ -87,16 +86,15 @@ def main(argv: list[str]) -> None:
     config, _, sources = read_train(argv)
     device, dtype = parallel.init_distributed(config)
     with open_run(config, sources) as run:
-        if not run.report_if_finished():  # unless an earlier process finished it
+        if not run.report_if_finished():
             train(run, device, dtype)
 
 
 def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
-    """Train until the run is over or interrupted. `run` writes metrics, checkpoints and reports."""
+    """Train until the run is over or interrupted."""
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
-    # The starting model is evaluated first, because `run.start` replaces its weights by those of
-    # the newest checkpoint. A restart evaluates it again.
+    # The starting model is evaluated first, because `run.start` loads the newest checkpoint.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
     while run.should_continue():
@@ -105,12 +103,11 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # `run.scores` are those of the newest iteration, and the last one is always evaluated. So they
-    # are missing only if this process did no iteration, for example with num_iterations=0.
+    # The last iteration is always evaluated, so `run.scores` is empty only if this process did no
+    # iteration, for example with num_iterations=0.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
-    # If the run is over, its report needs the scores of reference players.
-    run.finish(play_references)
+    run.finish(play_references)  # the report compares the policy with reference players
     parallel.shut_down(engine)
 
 
@@ -122,9 +119,8 @@ def iterate(
 ) -> tuple[dict, list[Trajectory]]:
     """Do one round of rollout and update.
 
-    Args: history: the metrics of earlier iterations. `measure_collapse` continues moving averages.
-    Returns: the metrics of this iteration, and its trajectories. A metric that was not measured is
-        None. `Run.add` fills in the metrics of an evaluation."""
+    Args: history: metrics of earlier iterations, for the moving averages of `measure_collapse`.
+    Returns: the metrics of this iteration (None: not measured), and the groups without an error."""
     config = learner.config
 
     # -- collect: P groups of N trajectories
@@ -133,9 +129,10 @@ def iterate(
     rollout_timer.stop()
 
     # -- drop: the groups with an error
-    trajectories = without_errors(sampled, config, config.group_size)
+    check_errors(sampled, config, config.group_size)
+    trajectories = without_errors(sampled, config.group_size)
 
-    # -- diagnose, before the update changes the weights; rollout_s and update_s do not include this
+    # -- diagnose before the update changes the weights; no timer runs
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
@@ -147,7 +144,7 @@ def iterate(
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # With dynamic sampling, the filter sees only num_groups groups. Errors may leave fewer.
+    # The filter sees at most num_groups groups, also with dynamic sampling.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -180,11 +177,11 @@ def iterate(
 
 
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
-    """Sample P groups of N trajectories. Returns: the trajectories, group after group.
+    """Sample P groups of N trajectories, and return them group after group.
 
-    Every rank plays a part of the trajectories and returns all of them. With dynamic sampling,
-    further rounds (at most sampling_rounds in all) sample more groups until num_groups groups have
-    scores that differ. All sampled groups are returned, so P may exceed num_groups."""
+    Every rank plays a part of the trajectories and returns all of them. With dynamic sampling
+    (sampling_rounds > 1), further rounds sample more groups until num_groups groups have scores
+    that differ. All sampled groups are returned, so P may exceed num_groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -194,7 +191,7 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     for _ in range(config.sampling_rounds - 1):  # dynamic sampling
         scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
         std = starpo.group_stats(scores, config.group_size).std  # (P,)
-        # Groups with errors are dropped later, so others must replace them.
+        # Groups with errors are dropped later, so they count as groups without variance.
         std[groups_with_errors(trajectories, config.group_size)] = 0.0
         num_missing = methods.num_missing_groups(std, config.num_groups)
         if num_missing == 0:
@@ -215,12 +212,11 @@ def collect_groups(
 ) -> list[Trajectory]:
     """Sample `num_groups` groups of N trajectories.
 
-    The members of a group start from the same instance. Their transition noise and sampling noise
-    differ. The environment of each group is drawn from the mixture that the setting `env`
-    has at this iteration (a single environment, if it names one).
+    The members of a group start from the same instance, with different transition noise and
+    sampling noise. The environment of each group is drawn from the mixture in the setting `env`.
 
-    Args: rng: draws the environments; first_group: how many groups the iteration has already. The
-        index of a group is part of its instance's seed."""
+    Args: rng: draws the environments; first_group: the index of the first group in the iteration,
+        which is part of its instance's seed."""
     config = learner.config
     step = learner.step
     starts = []  # (instance seed, member) of each trajectory
@@ -248,7 +244,6 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
 
     Sets `kept` and `filter_value` of all trajectories.
 
-    Args: stats: statistics of the scores of the groups in `trajectories`.
     Returns: the indices of the chosen groups (<= P,), ascending."""
     size = config.group_size
     token_counts = []
@@ -306,21 +301,21 @@ def skipped_update(iteration: int, num_kept: int) -> str:
 
 @dataclass
 class Experience:
-    """The kept trajectories as inputs of the model, and what the losses need to know about them.
+    """The kept trajectories as inputs of the model, with the numbers that the losses need.
 
-    A sequence is one input of the model: a trajectory, or a single turn if the policy sees only the
-    last turns (context_turns). A tensor (R,) has one number for each response token of the S
-    sequences, sequence after sequence."""
+    A sequence is one input of the model: a trajectory or, with context_turns, a single turn. A
+    tensor (R,) has one number for each response token of the S sequences, sequence after
+    sequence."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
-    trajectory_ids: list[int]  # S; for each sequence, its trajectory's index among the kept ones
+    trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
-    rollout_logprobs: Tensor  # (R,) nats; the engine's, or old_logprobs where it gave none
-    turn_ids: Tensor  # (R,) int64; for each token, its turn's index among all K turns
-    segment_ids: Tensor  # (R,) int64; for each token, its segment's index (a turn or a trajectory)
+    rollout_logprobs: Tensor  # (R,) nats; from the engine, or else equal to old_logprobs
+    turn_ids: Tensor  # (R,) int64; the index of each token's turn
+    segment_ids: Tensor  # (R,) int64; the index of each token's segment (a turn or a trajectory)
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
-    old_values: Tensor | None = None  # (R,) reward units; V before the token or turn; critic only
+    old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
     token_weights: Tensor | None = None  # (R,); `update` sets it for each mini-batch
 
@@ -361,8 +356,7 @@ def build_experience(
 ) -> Experience:
     """Compute what the update needs: log-probs, values, advantages and returns.
 
-    Args: kept: the trajectories of the kept groups; kept_fraction: the fraction of the groups that
-        the filter kept, for filter_loss_scale."""
+    Args: kept_fraction: the fraction of the groups that the filter kept, for filter_loss_scale."""
     config = learner.config
     sequences = []
     trajectory_ids = []
@@ -383,16 +377,16 @@ def build_experience(
             learner.ref, sequences, config, config.temperature
         )  # (R,)
     old_values = None
-    if learner.critic:  # the estimator is one of CRITIC_ESTIMATORS
+    if learner.critic:
         (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
         if config.estimator == "turn_ppo":
-            # (R,), for each token the value at the first token of its turn, as in critic_loss
+            # (R,), as in critic_loss
             old_values = methods.turn_ppo_values(old_values, turn_ids)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
-    # (R,) each; returns is None without a critic
+    # (R,) each
     advantages, returns = estimate_advantages(learner, kept, rewards, old_values)
-    # filter_loss_scale scales the advantages. Entropy, KL loss and value loss stay as they are.
+    # filter_loss_scale scales the advantages, but not the entropy bonus, KL loss and value loss.
     advantage_scale = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
     return Experience(
         sequences=sequences,
@@ -413,10 +407,8 @@ def logprobs_before_update(
 ) -> tuple[Tensor, Tensor]:
     """Return the rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
 
-    The rollout log-probs come from the engine. By default the old log-probs are the same, which
-    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch. If
-    recompute_old_logprobs is set, mask_observations is False, or a KL is in the reward, the trainer
-    computes all old log-probs. They then replace rollout log-probs that the engine did not give."""
+    The rollout log-probs come from the engine. By default they are also the old log-probs, which
+    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -427,7 +419,7 @@ def logprobs_before_update(
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # sampled is NaN for observations (mask_observations=False) or if vLLM gave no log-probs.
+    # `sampled` is NaN for observations (mask_observations=False) and if vLLM gave no log-probs.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -451,7 +443,7 @@ def token_rewards(
         peers = {  # trajectories with equal numbers share a mean and a standard deviation
             "group": group_ids,
             "batch": torch.zeros_like(group_ids),
-            # for each trajectory, the index of the first one in its environment
+            # the index of the first trajectory in the same environment
             "env": torch.tensor([names.index(name) for name in names]),
         }
         turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]
@@ -475,11 +467,10 @@ def estimate_advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Estimate advantages with the estimator that the settings name.
 
-    An estimator that you add may keep state in `learner.estimator_state`, which checkpoints save.
-    Every rank gets the same arguments and so has the same state (examples/running_mean.patch).
+    An estimator that you add may keep state in `learner.estimator_state`, which checkpoints save
+    (examples/running_mean.patch). Every rank gets the same arguments and so has the same state.
 
-    Args: rewards: (R,) of the response tokens of `kept`; values: (R,) of the critic, None without
-        one.
+    Args: rewards: (R,) of the response tokens of `kept`; values: (R,), or None without a critic.
     Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
     config = learner.config
     tokens_per_turn = count_tokens_per_turn(kept)  # K
@@ -490,7 +481,7 @@ def estimate_advantages(
         raw, returns = methods.turn_ppo_advantages(
             rewards, values, tokens_per_turn, turns_per_trajectory, **turn_discounts
         )
-        return starpo.whiten(raw), returns  # as starpo.advantages does with GAE
+        return starpo.whiten(raw), returns  # as with GAE
     advantages, returns = starpo.advantages(
         rewards,
         values,
@@ -523,9 +514,7 @@ def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
 
 
 def group_ids_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
-    """Return the index of each trajectory's group among the kept groups, (B,) int64.
-
-    The filter keeps whole groups."""
+    """Return the index of each trajectory's group among the kept groups, (B,) int64."""
     return torch.arange(len(kept)) // config.group_size
 
 
@@ -544,16 +533,15 @@ def part_ids(lengths: list[int]) -> Tensor:
 def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Returns: metrics. `mean_over_steps` turns sums over tokens into means, and averages gradient
-        norms. logprob_diff_* are of the first step; None if the engine gives no log-probs."""
+    Returns: metrics, averaged over tokens; gradient norms, averaged over steps; logprob_diff_* of
+        the first step, None if the engine gives no log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    # Each trajectory once: with context_turns, it has a sequence for each turn. The numbers may
-    # have gaps, because drop_void leaves trajectories out.
+    # Each trajectory once: with context_turns, a trajectory has a sequence for each turn.
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
-    steps = []  # metrics of each optimizer step
-    total_tokens = 0  # response tokens of all steps
+    steps = []
+    total_tokens = 0
     for indices in mini_batches(config, learner.step, len(trajectory_ids)):
         mini_batch = experience.of_trajectories([trajectory_ids[i] for i in indices])
         token_weights = starpo.token_weights(
@@ -563,7 +551,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # Made a mean here, because mean_over_steps takes it from the first step alone.
+        # Make the sum a mean, because mean_over_steps takes this metric from the first step alone.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
@@ -582,8 +570,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
 def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[np.ndarray]:
     """Shuffle the trajectories in each epoch and cut them into mini-batches of batch_size.
 
-    Args: step: the number of finished iterations.
-    Yields: indices of trajectories. The last mini-batch of an epoch may be smaller."""
+    Yields: indices of trajectories; the last mini-batch of an epoch may be smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
         order = rng.permutation(num_trajectories)
@@ -597,8 +584,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     Every loss is divided by the number of its tokens in the whole mini-batch, so the split does not
     change the gradients.
 
-    Returns: metrics as `policy_loss` and `critic_loss` return them, summed over the
-        micro-batches of all ranks; logprob_diff_max is the largest of them."""
+    Returns: the metrics of `policy_loss` and `critic_loss`, summed over the micro-batches of all
+        ranks. logprob_diff_max is a maximum."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(
@@ -607,10 +594,10 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     micro_batches = parallel.local_micro_batches(mini_batch.sequences, config.micro_batch_tokens)
     sums: dict[str, Tensor] = {}
     largest_diff = torch.zeros((), device=learner.device)
-    # All ranks need equally many micro-batches, so some ranks get surplus ones, with is_real 0.0.
+    # All ranks need equally many micro-batches. Ranks with fewer get surplus ones, is_real 0.0.
     for number, (indices, is_real) in enumerate(micro_batches):
-        # With several ranks, gradients are reduced once, in the last micro-batch. With one rank,
-        # reducing each time costs nothing and frees the unsharded gradients.
+        # Several ranks reduce gradients once, in the last micro-batch. With one rank, reducing each
+        # time costs nothing and frees the unsharded gradients.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
             module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
@@ -618,15 +605,15 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
         packed = pack(
             micro_batch.sequences, learner.device, observations=config.observation_coef > 0
         )
-        # FSDP2 averages gradients over the ranks. Times world_size, this is the sum that is needed.
-        # loss_scale, 1 unless dtype is float16, is undone by learner.clip_gradients.
+        # FSDP2 averages gradients over the ranks; world_size makes the average a sum.
+        # learner.clip_gradients undoes loss_scale (1 unless dtype is float16).
         scale = is_real * parallel.world_size() * learner.loss_scale
         loss, metrics = policy_loss(
             learner, packed, micro_batch, num_tokens, num_observation_tokens
         )
         (loss * scale).backward()
         if learner.critic:
-            # After the policy's backward, so that activations of only one model are in memory.
+            # after the policy's backward, so that activations of only one model are in memory
             loss, value_metrics = critic_loss(learner, packed, micro_batch, num_tokens)
             (loss * scale).backward()
             metrics.update(value_metrics)
@@ -649,9 +636,8 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the policy's loss: clipped PPO loss, entropy bonus, KL, and ECHO's cross-entropy.
 
-    Args: packed: the tokens of the micro-batch; its R response tokens are in the order of the
-        sequences; num_tokens, num_observation_tokens: the numbers of response tokens and of
-        observation tokens in the whole mini-batch, the denominators of the losses.
+    Args: packed: the tokens of the micro-batch; num_tokens, num_observation_tokens: the numbers of
+        response tokens and of observation tokens in the whole mini-batch, which divide the losses.
     Returns: loss, a scalar; metrics, sums over the R tokens. Exceptions: logprob_diff_max, a
         maximum; observation_nll, ECHO's loss times num_tokens.
     """
@@ -666,7 +652,7 @@ def policy_loss(
     # The loss is a sum over the R tokens / num_tokens, and mean_over_steps expects sums.
     metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
-    metrics["logprob_diff_mean"] = difference.sum()  # `update` makes it a mean
+    metrics["logprob_diff_mean"] = difference.sum()
     metrics["logprob_diff_max"] = difference.max()
     loss = loss - config.entropy_coef * (entropy * token_weights).sum() / num_tokens
     if config.observation_coef:  # ECHO
@@ -687,7 +673,7 @@ def clipped_loss(
     """Compute PPO's loss with the ratio, importance weights and clip range of the settings.
 
     Args: logprobs: (R,) nats, with gradient.
-    Returns: as `starpo.ppo_loss`, with masked_frac as one more metric."""
+    Returns: those of `starpo.ppo_loss`, and masked_frac as one more metric."""
     old_logprobs = micro_batch.old_logprobs  # (R,)
     rollout_logprobs = micro_batch.rollout_logprobs  # (R,)
     advantages = micro_batch.advantages  # (R,)
@@ -713,7 +699,7 @@ def clipped_loss(
         importance = importance * methods.tv_mask(
             logprobs, rollout_logprobs, advantages, config.tv_bound
         )
-        clip_low, clip_high = 1.0, float("inf")  # ratios from 0 to infinity: no clip
+        clip_low, clip_high = 1.0, float("inf")  # no clip
     loss, metrics = starpo.ppo_loss(
         logprobs,
         old_logprobs,
@@ -771,7 +757,7 @@ def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float
         if finite:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    learner.policy.bump_version()  # so sync_weights loads the weights again
+    learner.policy.bump_version()  # makes sync_weights load the weights again
     names = {"policy": "grad_norm", "critic": "grad_norm_critic"}
     return {names[name]: norm.item() for name, norm in norms.items()}
 

@@ -1,10 +1,10 @@
-# StarPO-S with GRPO on CliffWalking of gymnasium: walk along a cliff to the target. All games are
-# the same. Install requirements/hubs.txt first, see docs/hubs.md.
+# StarPO-S with GRPO on CliffWalking of gymnasium. All games are the same.
+# Install requirements/hubs.txt first (docs/hubs.md).
 # Launch:  torchrun --standalone train.py config/cliff_walking_grpo.py
 
 env = "gymnasium:CliffWalking-v1"
 estimator = "grpo"
-reward_density = "sparse"  # with "native", a step costs 1, a reply without an action only 0.1
+reward_density = "sparse"  # "native" rewards would favour replies without an action
 max_turns = 5
 actions_per_turn = 5
 actions_per_traj = 25

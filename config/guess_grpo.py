@@ -1,11 +1,10 @@
 # StarPO-S with GRPO on a guessing game: find a number from 1 to 15 in four turns of one guess each.
-# The game says whether a guess was too high or too low, so halving the range always wins.
 # It needs gymnasium: pip install gymnasium==1.4.0
 # Launch:  torchrun --standalone train.py config/guess_grpo.py
 
 env = "worlds/guess.py:Guess,largest=15"
 estimator = "grpo"
-num_groups = 32  # each group has one hidden number, so more groups see more numbers
+num_groups = 32  # each group has one hidden number
 group_size = 8
 filter_keep = 0.5
 max_turns = 4

@@ -1,10 +1,10 @@
-# StarPO-S with GRPO on a game of GEM: guess a number from 1 to 15 in four turns. The game says
-# whether a guess was too high or too low. Install requirements/hubs.txt first, see docs/hubs.md.
+# StarPO-S with GRPO on a game of GEM: guess a number from 1 to 15 in four turns.
+# Install requirements/hubs.txt first (docs/hubs.md).
 # Launch:  torchrun --standalone train.py config/guess_number_grpo.py
 
 env = "gem:game:GuessTheNumber-v0-easy,settings=max_number=15"
 estimator = "grpo"
-reward_density = "sparse"  # with "native", a last guess that is wrong but near also pays
+reward_density = "sparse"  # "native" also pays for a wrong last guess that is near
 max_turns = 4
 actions_per_turn = 1
 actions_per_traj = 4

@@ -1,5 +1,4 @@
-# StarPO-S with PPO on Household, with all six types of tasks. The shortest solutions take 3 to 11
-# commands.
+# StarPO-S with PPO on Household, with all six types of tasks.
 # Launch:  torchrun --standalone train.py config/household_ppo.py
 
 env = "household:task=all,show=none"
@@ -7,5 +6,5 @@ estimator = "gae"
 max_turns = 24  # as in arXiv 2510.01132
 actions_per_turn = 1
 actions_per_traj = 24
-max_response_tokens = 150  # a thought and a command
+max_response_tokens = 150
 max_context_tokens = 6000

@@ -1,5 +1,5 @@
-# StarPO-S with PPO on Quest, with two rooms, three objects and four commands in the shortest
-# solution. This is the first setting of arXiv 2510.01132.
+# StarPO-S with PPO on Quest: the first setting of arXiv 2510.01132, with two rooms (w), three
+# objects (o) and four commands (q) in the shortest solution.
 # Launch:  torchrun --standalone train.py config/quest_ppo.py
 
 env = "quest:w=2,o=3,q=4,goal=full,show=none"
@@ -7,4 +7,4 @@ estimator = "gae"
 max_turns = 12  # three times the shortest solution
 actions_per_turn = 1
 actions_per_traj = 12
-max_response_tokens = 200  # a thought and a command; 12 turns share the context
+max_response_tokens = 200  # 12 turns share the context

@@ -1,8 +1,7 @@
-# StarPO-S with GRPO on Repair. The agent reads a function, runs tests, edits lines and submits. The
-# reward is the fraction of the failing hidden tests that its edits repair.
+# StarPO-S with GRPO on Repair: the agent reads a function, runs tests, edits lines and submits.
 # Launch:  torchrun --standalone train.py config/repair_grpo.py
 
-env = "repair:reward=ratio"  # reward=binary pays only for a full repair
+env = "repair:reward=ratio"  # pays the fraction of failing hidden tests that the edits repair
 estimator = "grpo"
 max_turns = 8
 actions_per_turn = 1

@@ -1,5 +1,5 @@
-# StarPO-S with GRPO on Tools, one kind of question: the agent reads the name of a town from a
-# key-value store, searches for the town, and answers with one of its facts.
+# StarPO-S with GRPO on one kind of question of Tools: read the name of a town from a store, search
+# for the town, and answer with one of its facts.
 # Launch:  torchrun --standalone train.py config/tools_fetch_grpo.py
 
 env = "tools:task=fetch,results=1"
@@ -7,4 +7,4 @@ estimator = "grpo"
 max_turns = 8
 actions_per_turn = 1
 actions_per_traj = 8
-max_response_tokens = 200  # a thought and a call
+max_response_tokens = 200

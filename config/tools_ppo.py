@@ -1,5 +1,5 @@
-# StarPO-S with PPO on Tools: questions about an invented land. The agent calls a search, a
-# calculator and a key-value store, and needs 2 to 5 calls.
+# StarPO-S with PPO on Tools: questions about an invented land. An answer needs 2 to 5 calls of a
+# search, a calculator and a key-value store.
 # Launch:  torchrun --standalone train.py config/tools_ppo.py
 
 env = "tools:task=all,results=2"
@@ -7,4 +7,4 @@ estimator = "gae"
 max_turns = 8
 actions_per_turn = 1
 actions_per_traj = 8
-max_response_tokens = 200  # a thought and a call
+max_response_tokens = 200

@@ -21,8 +21,7 @@ from packing import to_device
 from support.precision import product_in_float32
 from support.preflight import free_cpu_memory
 
-# The share of the free memory that the KV cache may take. Gradients, optimizer states and
-# activations need the rest.
+# The KV cache may take this share of the free memory. Training needs the rest.
 CACHE_SHARE = 0.5
 LARGE_CACHE = 10**9  # bytes; the engine prints the size of a larger cache
 
@@ -66,7 +65,7 @@ class _PrefixCopy(NamedTuple):
 class TorchEngine:
     """Continuous batching with a static KV cache, in plain PyTorch.
 
-    A trajectory has a row of the cache from its first request until `release`, so a later turn
+    A trajectory has a row of the cache from its first request until `release`, so each turn
     computes only its new tokens. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
@@ -74,14 +73,14 @@ class TorchEngine:
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories)
 
-    The cache grows with the number of trajectories, up to max_running rows and up to what half of
-    the free memory holds (at least one row). Further trajectories wait for a free row.
+    The cache grows with the number of trajectories, up to max_running rows or half of the free
+    memory. Further trajectories wait for a free row.
 
     The last token of a history has no keys and values yet: it is the input of the next decode step.
 
-    The rows in use are the first ones of the cache, so a decode step works on contiguous views.
+    The rows in use are the first rows of the cache, so a decode step works on contiguous views.
     When a row is released, the last row in use moves into its place. Trajectories of a group have
-    the same first prompt: one row computes its keys and values, and the other rows copy them.
+    the same first prompt. One row computes its keys and values, and the other rows copy them.
     `Engine` in engine.py describes the methods.
     """
 
@@ -89,11 +88,11 @@ class TorchEngine:
         self.version: int | None = None
         self.dtype = dtype
         self.num_steps = 0
-        self.num_prefilled = 0  # number of prefilled tokens so far
+        self.num_prefilled = 0  # tokens so far
         self.eos_id = eos_id
         self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard `model`
         for parameter in self.model.parameters():
-            # self.model.to(dtype) would also round the rotary frequencies, since they are buffers.
+            # self.model.to(dtype) would also round the rotary frequencies, which are buffers.
             parameter.data = parameter.data.to(dtype)
         self.head = self._head()
         self.row_shape = (  # shape of the keys of one row in one layer
@@ -107,7 +106,7 @@ class TorchEngine:
         self.memory_is_short = self.max_running < config.max_running
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
-        self.responses: dict[int, _Response] = {}  # the unfinished ones, by trajectory
+        self.responses: dict[int, _Response] = {}  # unfinished responses, by trajectory
         self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> a trajectory with it
         self.waiting: list[_Request] = []
 
@@ -118,12 +117,12 @@ class TorchEngine:
     def add(
         self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
     ) -> None:
-        """Request one response. It joins the next step in which a row is free."""
+        """Request one response. Decoding begins in the next step with a free row."""
         self.waiting.append(_Request(key, list(ids), max_tokens, temperature, seed))
 
     @torch.inference_mode()
     def release(self, key: int) -> None:
-        """Forget a trajectory. The last row in use moves into its row."""
+        """Forget a trajectory, and move the last row in use into its row."""
         row = self.row_keys.index(key)
         last_key = self.row_keys.pop()
         num_tokens = len(self.histories[last_key])
@@ -137,7 +136,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Load new weights. All trajectories must have been released."""
+        """Load new weights."""
         is_idle = not self.row_keys and not self.waiting
         assert is_idle, "new weights while a trajectory is under way"
         own = dict(self.model.named_parameters(remove_duplicate=False))
@@ -163,7 +162,7 @@ class TorchEngine:
         noise = []
         for key in self.row_keys:
             response = self.responses.get(key)
-            # A row without a response samples, too. `_append` drops its token.
+            # A row without a response samples a token, too, which `_append` drops.
             temperatures.append(response.temperature if response else 1.0)
             noise.append(response.noise[len(response.ids)] if response else 0.0)
         settings = (torch.tensor(temperatures), torch.tensor(noise))  # (rows,) each
@@ -171,9 +170,7 @@ class TorchEngine:
         return self._append(tokens.tolist(), logprobs.tolist())
 
     def _head(self) -> Tensor:
-        """The weights of the LM head, (V, H).
-
-        On a CPU they are a float32 copy, so that no step has to convert them."""
+        """The weights of the LM head, (V, H). On a CPU they are converted to float32."""
         weight = self.model.lm_head.weight.detach()
         return weight.float() if weight.device.type == "cpu" else weight
 
@@ -205,7 +202,7 @@ class TorchEngine:
         num_rows = self.cache.shape[2]
         if min(num_asked, self.max_running) <= num_rows:
             return
-        # At least double the rows, so that requests that come one by one seldom copy the cache.
+        # At least double the rows, so that the cache is seldom copied.
         num_rows = min(max(num_asked, 2 * num_rows), self.max_running)
         num_bytes = num_rows * self._row_bytes()
         size = (
@@ -235,8 +232,8 @@ class TorchEngine:
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
         """Move requests from `waiting` to rows while rows are free.
 
-        Returns: the prompt tokens to compute, and the prompts to copy from other rows. Both leave
-            out the last token of a history, because the decode step computes it.
+        Returns: the prompt tokens to compute, and the prompts to copy from other rows, without the
+            last token of a history, which the decode step computes.
         """
         prefills = []
         copies = []
@@ -336,7 +333,7 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
 def free_memory(device: torch.device) -> int:
     """The bytes of free memory that this rank may use on a device.
 
-    The ranks of a machine share its CPU memory, so on a CPU each rank gets an equal part.
+    On a CPU, the ranks of a machine get equal parts.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -345,7 +342,7 @@ def free_memory(device: torch.device) -> int:
 
 
 class _CacheLayout:
-    """Attention in one forward of `TorchEngine`. All layers share this object.
+    """Attention in one forward of `TorchEngine`, for all layers.
 
     The T tokens are one decode token for each of N rows, then the tokens of the prefills. A layer
     stores all new keys and values before any token attends to them. So a row can prefill its prompt
@@ -410,7 +407,7 @@ class _CacheLayout:
         num_rows = len(self.rows)
         kv_heads = cache.shape[2]
         head_dim = queries.shape[-1]
-        # SDPA sees the query heads that share a key head as several queries of that head.
+        # SDPA treats the query heads that share a key head as several queries of that head.
         grouped = queries.transpose(0, 1).reshape(num_rows, kv_heads, -1, head_dim)
         keys, values = cache[:, :num_rows, :, : self.span]  # (N, kv_heads, span, D) each
         output = F.scaled_dot_product_attention(

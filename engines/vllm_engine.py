@@ -27,8 +27,8 @@ class VLLMEngine:
     """vLLM 0.32 in this process, one independent engine on each rank.
 
     `Engine` in engine.py describes the methods. On a GPU the environment variable
-    VLLM_BATCH_INVARIANT=1 selects slower kernels whose rounding does not depend on the batch. These
-    kernels replace torch's in this process, so the trainer uses them, too.
+    VLLM_BATCH_INVARIANT=1 selects slower kernels whose rounding does not depend on the batch. The
+    trainer then uses these kernels, too.
     """
 
     def __init__(self, model: PreTrainedModel, config: Config, *, eos_id: int, dtype: torch.dtype):
@@ -41,13 +41,11 @@ class VLLMEngine:
         if is_cpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
             raise UserError("VLLM_BATCH_INVARIANT=1 needs a GPU; unset it")
         if is_cpu:
-            # The prefix cache holds whole blocks. A block of 128 tokens, the default on a CPU, is
-            # longer than most shared prefixes. On a CPU, chunked prefill of a request with a seed
-            # crashes.
+            # The prefix cache holds whole blocks, and most shared prefixes are shorter than the
+            # default block of 128 tokens. On a CPU, chunked prefill with a seed crashes.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # kv_cache_memory_bytes sizes the cache. vLLM only checks that this share of the memory
-            # is free.
+            # vLLM only checks that this share is free; kv_cache_memory_bytes sizes the cache.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)
@@ -148,8 +146,8 @@ class VLLMEngine:
 def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
     """Register a subclass of the model's backbone, for vLLM to change.
 
-    vLLM has no code of its own for SmolLM3, so it builds Hugging Face's model: it takes the class
-    from AutoModel and changes the class in place. If the trainer used this class, it would fail.
+    vLLM has no code of its own for SmolLM3, so it takes Hugging Face's class from AutoModel and
+    changes the class in place. The trainer would fail with the changed class.
     """
     backbone_class = type(model.model)
     name = backbone_class.__name__

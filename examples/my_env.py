@@ -21,8 +21,8 @@ class Doors(Env):
     """One of eight doors has a prize behind it. A wrong door says on which side the prize is."""
 
     actions = tuple(f"door {number}" for number in range(1, 9))  # the names of the actions
-    # Eight instances are too few for disjoint splits. Leave this out if there are 1,024 or more:
-    # each of the two evaluation splits takes 256.
+    # Eight instances are too few for disjoint splits. Leave `repeats` out if there are 1,024
+    # instances or more.
     repeats = True
 
     def __init__(self, *, reward: float = 1.0, **common):  # an option: --env=...:Doors,reward=2
@@ -30,7 +30,7 @@ class Doors(Env):
         self.max_reward = reward  # the total reward of a success
 
     def draw(self, rng):
-        """A random instance: a name, then all that the start of a game depends on."""
+        """A random instance: a name, then everything that the start of the game depends on."""
         return ("doors", int(rng.integers(len(self.actions))))
 
     def _start(self, instance):

@@ -53,7 +53,7 @@ def draw_algorithm(path: Path) -> None:
 
 
 def draw_heads(axes: Axes) -> None:
-    """Draw the names of the steps above their columns."""
+    """Draw the headings of the columns."""
     heads = {
         GAMES: ("1  Collect", "each group plays one board several times, turn by turn"),
         SCORE: ("2  Score", "R: all rewards"),
@@ -88,7 +88,7 @@ def draw_group(axes: Axes, group: Group) -> None:
 
 
 def draw_trajectory(axes: Axes, y: float, num_turns: int, opacity: float, is_first: bool) -> None:
-    """Draw the prompts and replies of a trajectory as blocks, with labels if it is the first."""
+    """Draw the prompts and replies of a trajectory as blocks, with labels if `is_first`."""
     x = GAMES
     for turn in range(num_turns):
         prompt = "board" if is_first else ""
@@ -111,7 +111,7 @@ def draw_block(
     text_color: str,
     opacity: float = 1.0,
 ) -> None:
-    """Draw a bar from x to x + width at height y, with a text in its middle."""
+    """Draw a bar from x to x + width at height y, with a centred text."""
     axes.barh(
         y, width, left=x, height=2.3, color=color, alpha=opacity, edgecolor="white", linewidth=1
     )

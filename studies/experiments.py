@@ -1,9 +1,7 @@
 """The experiments that `python -m studies.reproduce` runs: figures and tables.
 
-A `Figure` has curves. A `Curve` is a training run that is repeated with several seeds. Labels name
-the main differences between the curves of a figure. The folder of a run is named after
-its config files and overrides. `curve` drops overrides that equal a default, so that figures with
-equal runs share one folder.
+A `Figure` has curves. A `Curve` is a training run that is repeated with several seeds. The folder
+of a run is named after its config files and overrides. Figures with equal runs share one folder.
 """
 
 from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
@@ -24,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 class Curve:
     """A training run: names of files in config/, and settings that override these files.
 
-    If `sft` is given, the run starts from the model that this SFT stage trains, and also uses the
+    If `sft` is given, the run starts from the model that this SFT stage trains. It also uses the
     files and overrides of the stage. Curves with equal stages share one SFT run for each seed.
     """
 
@@ -73,7 +71,8 @@ class Scale:
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
     """Return a curve without the overrides that equal a default of SftConfig.
 
-    To restore a default that one of the files changes, call `Curve` itself."""
+    Equal runs then have equal folder names. To restore a default that one of the files changes,
+    call `Curve` itself."""
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 
@@ -112,8 +111,7 @@ STARPO_S = curve()  # StarPO-S is the default of the settings
 def online_k(num_epochs: int) -> Curve:
     """Return StarPO-S with `num_epochs` passes over the trajectories of an iteration.
 
-    There are 200 passes in all, and an evaluation every ten passes. With `num_epochs` = 1 the
-    config files say how often to evaluate."""
+    There are 200 passes in all."""
     if num_epochs == 1:
         return STARPO_S
     return curve(
@@ -128,8 +126,8 @@ def responses_per_prompt(group_size: int) -> Curve:
     num_groups = 128 // group_size
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
-    # The filter drops groups without variance, so with groups of one it is off. All 128
-    # trajectories form one batch: one optimizer step an iteration, as with the filter.
+    # The filter would drop groups of one: they have no variance. All 128 trajectories form one
+    # batch, so that an iteration has one optimizer step, as with the filter.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,
@@ -148,9 +146,8 @@ def collapsing() -> dict[str, Curve]:
 
     An iteration samples 32 trajectories (dynamic sampling: up to 96) and makes four optimizer steps
     on 8 each, unless the name says otherwise. StarPO-S keeps 8 trajectories, so its four steps
-    train on 2 each. Dynamic sampling and SAMPO drop groups of equal rewards, so they may make fewer
-    steps. A bfloat16 engine with a float32 trainer is tested at 1e-3, which StarPO should survive
-    without this mismatch.
+    train on 2 each. A bfloat16 engine runs at 1e-3, a rate at which StarPO with a float32 engine
+    does not collapse.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -212,7 +209,7 @@ def estimators() -> dict[str, Curve]:
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
     sokoban = {"num_groups": 16, "format_penalty": -1.0}  # as in studies/imitation/comparison.py
-    plan = {"reward_density": "plan", "format_penalty": -0.1}  # small, as a game pays at most 1
+    plan = {"reward_density": "plan", "format_penalty": -0.1}  # small: a game pays at most 1
     curves = {}
     for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):
         ppo, grpo = f"{env}_ppo", f"{env}_grpo"
@@ -239,8 +236,8 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 def echo_trap() -> dict[str, Curve]:
     """Return StarPO, StarPO-S and variants of both, on the bandit after one cold start.
 
-    The cold start is SFT on 120 games of a player that chooses a random arm. It teaches the format
-    of replies. Runs "at 2e-5" have the learning rate of smollm2.py, all others four times that."""
+    The cold start is SFT on 120 games of a player that chooses a random arm. Runs "at 2e-5" have
+    the learning rate of smollm2.py, all others have 8e-5."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
@@ -286,8 +283,7 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
 def guess() -> dict[str, Curve]:
     """Return StarPO and StarPO-S on a game of several turns, guessing a number.
 
-    The cold start (SFT) imitates a player that guesses random numbers. The thoughts of this player
-    say correctly which numbers are still possible. RL has to learn to use them."""
+    The cold start (SFT) imitates a player that guesses random numbers and has true thoughts."""
     cold_start = curve("guess_grpo", sft_steps=25)
     every = {"num_iterations": 20, "eval_every": 10, "eval_size": 128}
     return {
@@ -314,7 +310,7 @@ def quest_sft(**overrides: object) -> Curve:
 QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)
 REPAIR_SFT = Curve(
     ("repair_grpo",),
-    # 400 is the default. It is given here because tiny_text.py, a file of the scale, sets 32.
+    # This restores the default 400, because tiny_text.py, a file of the scale, sets 32.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
 BUDGET = 6400  # what a run of `split` may cost, in rollouts
@@ -338,7 +334,7 @@ def quest_turns(max_turns: int) -> Curve:
 def reward_densities() -> dict[str, Curve]:
     """Return PPO, RLOO and GRPO at three reward densities.
 
-    RLOO and GRPO compare scores of trajectories or, "by turn", the returns-to-go of turns."""
+    RLOO and GRPO compare scores of trajectories, or the returns-to-go of turns ("by turn")."""
     estimators = {"PPO": {}}
     for name in ("rloo", "grpo"):
         estimators[name.upper()] = {"estimator": name}
@@ -354,8 +350,7 @@ def reward_densities() -> dict[str, Curve]:
 def split_budget(sft_share: float) -> Curve:
     """Return a curve that spends `sft_share` of BUDGET on demonstrations and the rest on RL.
 
-    An iteration of RL plays 8 groups of 8 games. The SFT stage takes 1,000 steps, so with
-    fewer demonstrations it repeats each of them more often.
+    An iteration of RL plays 8 groups of 8 games.
     """
     demonstrations = round(sft_share * BUDGET / DEMONSTRATION_PRICE)
     rollouts = (1 - sft_share) * BUDGET
@@ -631,7 +626,7 @@ def sft_command(curve: Curve, scale: str, seed: int) -> Command | None:
 
 
 def settings_of(curve: Curve, scale: str, seed: int) -> Config:
-    """Return the settings that identify a run: all of its settings except `out_dir`."""
+    """Return the settings that identify a run: all except `out_dir`."""
     return replace(train_command(curve, scale, seed).config(), out_dir="")
 
 
@@ -645,7 +640,7 @@ def files_at(curve: Curve, scale: str) -> list[str]:
 def folder_name(files: Sequence[str], overrides: dict[str, object], seed: int) -> str:
     words = [f"{key}={value}" for key, value in overrides.items()]
     name = "-".join([*files, *words])
-    # no comma: eval.py takes several models, separated by commas
+    # no commas: eval.py separates models by commas
     return name.replace(":", "_").replace(",", "_") + f"_s{seed}"
 
 

@@ -7,8 +7,8 @@
 - docs/agent.gif and docs/view.png: a game of out/frozenlake_ppo, the run of `make train`, and a
   screenshot of the page of this run. If the run is missing, it is trained first (7 CPU-minutes).
 
-It needs playwright (requirements/dev.txt) and Chromium. studies/real_model/page.py draws
-docs/echo_trap.png.
+The screenshot needs playwright (requirements/dev.txt) and Chromium. studies/real_model/page.py
+draws docs/echo_trap.png.
 """
 
 from configurator import UserError
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        browser = open_browser(started)  # first, so that nothing is written without Chromium
+        browser = open_browser(started)  # first: without Chromium, nothing is written
         train()
         draw_flagship(DOCS / "flagship.png")
         draw_algorithm(DOCS / "algorithm.png")
@@ -153,7 +153,7 @@ def draw_references(axes: Axes, rates: dict[str, np.ndarray]) -> list[Label]:
 
 
 def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -> None:
-    """Write an animation of a game of a run, and a screenshot of the page of the run."""
+    """Write an animation of a game of a run, and a screenshot of the run's page."""
     data = load_runs([run])
     draw_gif(data, find_game(data, is_long_success), animation)
     print(f"wrote {animation}")

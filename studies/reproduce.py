@@ -11,10 +11,10 @@
     python -m studies.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
     python -m studies.reproduce echo_trap                    # SmolLM2-135M on a CPU
 
-An interrupted run continues. A finished run is repeated only with --again=True. If curves of two
-figures have equal settings, they share their runs. A finished run is a JSON file in studies/rows/.
-From these files the script writes a table (.md), points (.csv) and a picture (.png) into the
-folder of the study. It ignores runs that started from other weights than those in base/.
+An interrupted run continues. A finished run is a JSON file in studies/rows/. It is repeated only
+with --again=True. Curves with equal settings share their runs. From the JSON files the script
+writes a table (.md), points (.csv) and a picture (.png) into the folder of the study. It ignores
+runs that started from other weights than those in base/.
 """
 
 from configurator import Config, UserError
@@ -130,7 +130,7 @@ def main(argv: list[str]) -> None:
 def chosen_jobs(
     names: Sequence[str], only: str, scale: str, seeds: Sequence[int]
 ) -> dict[Config, Job]:
-    """Return settings -> job, for curves whose label contains `only`. A shared run occurs once."""
+    """Return settings -> job, for curves whose label contains `only`."""
     curves = []
     for name in names:
         curves += FIGURES[name].curves.items()
@@ -150,9 +150,7 @@ def chosen_jobs(
 
 
 def run_all(jobs: Sequence[Job], num_parallel: int) -> list[str]:
-    """Run the SFT stages, then the jobs whose stage did not fail.
-
-    Returns: a sentence about each failure."""
+    """Run the SFT stages, then the jobs whose stage did not fail. Returns: the error messages."""
     with ThreadPoolExecutor(num_parallel) as pool:
         stages = sft_stages(jobs)
         failed_stages = dict(zip(stages, pool.map(runs.launch, stages), strict=True))
@@ -170,7 +168,7 @@ def run_job(job: Job) -> str:
 
 
 def sft_stages(jobs: Sequence[Job]) -> list[Command]:
-    """Return the commands of the SFT stages that the jobs need, each once."""
+    """Return the different commands of the SFT stages that the jobs need."""
     stages = dict.fromkeys(job.sft_command() for job in jobs)
     return [stage for stage in stages if stage]
 
@@ -198,7 +196,7 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     if known:
         return config.num_iterations * np.mean(known) / 3600
     times = SCALES[scale].seconds
-    seconds = times.get(config.env.split(":")[0], max(times.values()))  # or that of the slowest
+    seconds = times.get(config.env.split(":")[0], max(times.values()))  # else the slowest
     played = config.num_groups * config.group_size
     trained = played * config.filter_keep * config.num_epochs
     iteration_s = seconds.rollout * played / 128 + seconds.step * trained / 32

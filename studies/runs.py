@@ -1,8 +1,6 @@
 """Train one seed of a `Curve` (studies/experiments.py) and keep its results as a row.
 
-A row is one JSON file in studies/rows/. It holds the settings of the run, its commit and machine,
-its costs, its metrics in every iteration, and the evaluation prompts on which the policy and the
-reference players succeed.
+A row is one JSON file in studies/rows/: the settings, commit, machine, costs and metrics of a run.
 """
 
 from configurator import Config
@@ -39,7 +37,7 @@ from support.run_folder import (
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")
-# Settings that change only what a run records. Rows that differ only in them count as one run.
+# Settings that change only what a run records. Rows that differ only in these count as one run.
 ONLY_WRITING = ("sample_every", *FORMER_SETTINGS)
 # A row holds the value of each of these metrics in every iteration. Older rows have no valid_frac.
 SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
@@ -48,8 +46,8 @@ SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 def finished_rows() -> dict[Config, dict]:
     """Return settings -> row, for the rows in studies/rows/.
 
-    A setting that a row does not have, or that is in ONLY_WRITING, gets its default. Rows with
-    unknown settings are left out, and so are rows of runs from other weights than those in base/.
+    Settings that a row lacks and those in ONLY_WRITING get their defaults. Rows with unknown
+    settings are left out. Rows of runs from other weights than those in base/ are left out.
     """
     found = {}
     known = {field.name for field in fields(Config)}
@@ -120,7 +118,10 @@ def launch(command: Command) -> str:
 
 
 def make_row(command: Command, config: Config, sft: Command | None) -> dict:
-    """Return the row of a finished run, made from the files in its folder."""
+    """Return the row of a finished run, from the files in its folder.
+
+    "curve" holds the evaluations, "series" the metrics of every iteration. "successes" holds 0 or 1
+    for each evaluation prompt, for the policy and each reference player."""
     out_dir = command.out_dir
     steps = read_rows(out_dir / "metrics.jsonl")
     num_steps = max(1, len(steps))
@@ -156,8 +157,8 @@ def describe_machine() -> str:
 def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict[str, float]:
     """Return the data and the CPU time that a run used.
 
-    "demonstrations" counts different ones, "times shown" also their repeats. "instances" counts
-    the initial states, each of which a group plays several times. "tokens" counts those of replies:
+    "demonstrations" counts different demonstrations, and "times shown" also counts repeats.
+    "instances" counts the initial states, one for each group. "tokens" are those of replies:
     "expert" in demonstrations (each time shown), "policy" in rollouts. "CPU-s" is without
     evaluations.
     """

@@ -1,7 +1,7 @@
 """Find collapses, and the signs that should announce them, in the rows of runs.
 
-- A run has collapsed if in its last two or more evaluations success is 20 points or more below the
-  best success so far. The collapse is at the first of these evaluations.
+- A run has collapsed if success is 20 points or more below the best success so far, in at least the
+  last two evaluations. The collapse is at the first of these low evaluations.
 - A sign is a metric whose level is above (or below) its first level by a factor. The level is the
   median of the last 3 iterations. The first level is the median of iterations 1 to 5. Without a
   first level above 0 there is no sign.
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from tools.plotting import tables
 
 DROP = 0.2  # fall of success that counts as a collapse
-WINDOW = 3  # a level is the median over this many iterations
-FIRST = 5  # the first level is the median over this many iterations
+WINDOW = 3  # iterations of a level
+FIRST = 5  # iterations of the first level
 
 Row = dict  # the results of a run, see studies/runs.py
 
@@ -33,10 +33,10 @@ class Sign(NamedTuple):
 
 
 def collapse_iteration(row: Row) -> int | None:
-    """Return the iteration of the evaluation at which a run collapses; None if it does not."""
+    """Return the iteration of the evaluation at which a run collapses, or None."""
     successes = tables.series(row)["eval_success"]  # iteration -> success; 0 is before RL
     iterations = sorted(successes)
-    start = None  # first of the low evaluations; None if the current one is not low
+    start = None  # first of the current low evaluations; None if the current one is not low
     best = 0.0
     for iteration in iterations:
         best = max(best, successes[iteration])
@@ -57,7 +57,7 @@ def last_good_evaluation(row: Row) -> int:
 
 
 def first_level(values: list[float | None]) -> float:
-    """Return the median of a metric over iterations 1 to 5; 0 if none of them measured it."""
+    """Return the median of a metric over iterations 1 to 5; 0 if it was never measured."""
     known = [value for value in values[:FIRST] if value is not None]
     return median(known) if known else 0.0
 

@@ -41,9 +41,7 @@ def panels(monkeypatch, tmp_path):
 
 
 def table_in_readme():
-    """Read README's table. Returns: name of the row -> [cell of Sokoban, cell of FrozenLake].
-
-    A cell is such as "37.5 [32.7, 42.5]"."""
+    """Read README's table. Returns: name of the row -> [cell of Sokoban, cell of FrozenLake]."""
     table = {}
     for line in (ROOT / "README.md").read_text().splitlines():
         cells = [cell.strip(" *") for cell in line.split("|")]
@@ -113,9 +111,7 @@ def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tm
 
 
 def write_run(folder, *, moves):
-    """Write the folder of a run with three games: lost in iterations 1 and 20, won after RL.
-
-    The lost games have one turn, and the won game has three.
+    """Write the folder of a run with three games: two lost in one turn, one won in three turns.
 
     Args: moves: where the agent moves in the first turn of each game; the reply is Right."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}

@@ -130,21 +130,21 @@ def test_every_experiment_is_a_valid_run(scale):
             folders.setdefault(config, set()).add(str(out_dir))
     names = [name for found in folders.values() for name in found]
     assert all(len(f"--out_dir={name}") < 200 for name in names)
-    # Equal settings have one folder in all figures, and different settings have different folders.
+    # equal settings have one folder, and different settings have different folders
     assert len(names) == len(folders)
     assert len(set(names)) == len(folders)
 
 
 @pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_curves_of_a_figure_are_different_runs(name):
-    """`curve` drops an override that restores a default, which could make two curves equal."""
+    """`curve` drops overrides that equal a default. This could make two curves equal."""
     curves = reproduce.FIGURES[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
 
 
 def check_start(config, sft_stage, scale):
-    """Assert that a run starts from the model of its SFT stage, or else from that of the scale."""
+    """Assert that a run starts from the model of its SFT stage, or else from the scale's model."""
     assert config.seed == 1
     if sft_stage:
         assert config.model == f"{sft_stage.out_dir}/model"
@@ -213,7 +213,7 @@ def test_estimators_and_rewards_differ_in_what_they_name():
 
 @pytest.mark.parametrize("scale", PAPER_SCALES)
 def test_replies_to_repair_fit(scale):
-    """Replies of demonstrations have up to 36 tokens of the tiny tokenizer, and more of Qwen's."""
+    """Demonstrated replies have up to 36 tokens with the tiny tokenizer, and more with Qwen's."""
     config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
     assert config.max_response_tokens == 400
 
@@ -361,8 +361,7 @@ def test_points_of_two_seeds(results, monkeypatch):
     reproduce.show("fig6", "tiny")
     lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # Seed 0 has two evaluations, and one value for each metric: that of iteration 2 is missing.
-    # Seed 1 has two evaluations, and two values of the reward.
+    # Each seed has two evaluations. Seed 0 has one value for each metric, seed 1 has two rewards.
     assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",
@@ -484,10 +483,10 @@ def test_dry_run(results, capsys, monkeypatch):
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "6 runs, 1 of them finished" and len(lines) == 5 + 1
     bandit, lake = lines[:2]
-    # 200 iterations of 0.4 + 4 * 0.3 s: a rollout and four optimizer steps
+    # 200 iterations of 0.4 + 4 * 0.3 s (rollout, four optimizer steps)
     configs = "config/bandit_ppo.py config/methods/starpo_vanilla.py config/models/tiny.py"
     assert bandit.startswith(f"python train.py {configs}") and bandit.endswith("# 0.09 h")
-    # 200 iterations of 36 s, which is the time in the row of seed 1
+    # 200 iterations of 36 s, the time in the row of seed 1
     out_dir = "out/runs/frozenlake_ppo-starpo_vanilla-tiny_s0"
     assert lake.endswith(f"--seed=0 --out_dir={out_dir}  # 2.00 h")
     assert lines[2].count("config/sokoban_ppo.py") and lines[2].count("--seed=0")
@@ -504,7 +503,7 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """The setting `model` of a run after SFT differs between seeds: its path contains the seed."""
+    """The setting `model` differs between these seeds, because its path contains the seed."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )
@@ -582,8 +581,6 @@ def small(overrides):
 
 @pytest.mark.slow
 def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
-    """Train the last curve of every figure of the tiny model, in this process."""
-
     def run_here(words, **_):
         if words[1] == "train.py":
             train.main(words[2:])

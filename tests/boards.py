@@ -1,5 +1,4 @@
-"""Helpers for tests of environments: env specs, boards drawn by hand, players, comparisons of
-means."""
+"""Helpers for tests of environments: specs, boards drawn by hand, players, comparisons of means."""
 
 from configurator import Config
 
@@ -23,10 +22,8 @@ LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
-# A lake of size 4. Cells as (row, column): start (1,1), goal (3,4), holes (1,3) (2,2) (4,1).
-# An instance numbers the cells row by row from 0.
+# O is a hole of the lake, but a target in the room. Instances number the cells row by row from 0.
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
-# A Sokoban room of size 6 with one box.
 ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
 
 
@@ -41,7 +38,6 @@ def lake_instance(board):
 
 
 def room_instance(board, symbols="default"):
-    """Return the instance that `board` (default symbols) shows; the game shows it in `symbols`."""
     rows = board.split("\n")
     cells = "".join(rows)
 
@@ -69,7 +65,7 @@ def in_room(board, **options):
 
 
 def episode_in(board, *, max_actions=10, **settings):
-    """Return an episode before its first turn, in the room or on the lake (no slips) of `board`."""
+    """Return an episode on `board` before its first turn."""
     make = in_room if "#" in board else on_lake
     env = make(board, max_actions=max_actions)
     episode = Episode(env, Config(**settings))
@@ -78,7 +74,7 @@ def episode_in(board, *, max_actions=10, **settings):
 
 
 def raw_draws(spec, count, seed=0):
-    """Return an environment and `count` draws of it, repeats and evaluation instances included."""
+    """Return an environment and `count` draws, which may repeat or be evaluation instances."""
     env = make_env(spec)
     rng = np.random.default_rng([seed, 4])
     return env, [env.draw(rng) for _ in range(count)]
@@ -115,17 +111,12 @@ LAKE_LEGEND = {
 
 @cache
 def legend(spec):
-    """Return {meaning: symbol}, read from the system message of this environment."""
     patterns = SOKOBAN_LEGEND if spec.startswith("sokoban") else LAKE_LEGEND
     system = Episode(make_env(spec), Config()).system()
     return {meaning: re.search(pattern, system).group(1) for meaning, pattern in patterns.items()}
 
 
 def symbols_seen(spec, seeds):
-    """Return all symbols on boards in the messages of some games.
-
-    The board on which a game ends is left out, because no message shows it.
-    """
     env = make_env(spec, max_actions=60)
     rng = np.random.default_rng(7)
     seen = set()
@@ -186,8 +177,6 @@ def optimal_player(env):
 
 
 def success_rate(env, instance, choose, games, seed):
-    """Return the success rate of player `choose` (environment -> action) with ten actions a
-    game."""
     wins = 0
     for game in range(games):
         env.start(instance, [seed, game])
@@ -203,10 +192,8 @@ def success_rate(env, instance, choose, games, seed):
 def assert_mean(values, reference, reference_values=256):
     """Assert that the mean of `values` is within 3.5 combined standard errors of `reference`.
 
-    `reference` is a mean over 256 instances of RAGEN's generator. s, the std of the n `values`, is
-    used as the std of both samples, so the tolerance is 3.5 * s * sqrt(1/n + 1/256), but at least
-    0.0005. For a random player, a value is the success rate on one board; `reference` is from 200
-    games on each.
+    `reference` is a mean over 256 instances of RAGEN's generator. The std of `values` serves for
+    both samples.
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)
@@ -215,8 +202,8 @@ def assert_mean(values, reference, reference_values=256):
 
 
 def assert_fraction(hits, reference, reference_values=256):
-    """Do what `assert_mean` does, for fractions. The std is pooled, because a fraction of 0 or 1
-    has std 0."""
+    """Do what `assert_mean` does for fractions, with a pooled std: a fraction of 0 or 1 has std
+    0."""
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), reference_values
     pooled = (hits.sum() + m * reference) / (n + m)
@@ -228,7 +215,6 @@ def assert_fraction(hits, reference, reference_values=256):
 
 
 def prompt_digest():
-    """Return a sha256 of the first prompts and first turns of several environments and seeds."""
     digest = hashlib.sha256()
     for spec in (SIMPLE, LARGER, LAKE_V1, LAKE_V2, "bandit", "bandit:pair=jobs", SMALL_COUNTDOWN):
         for observation in ("grid", "relations"):

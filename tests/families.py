@@ -1,11 +1,7 @@
 """Write small random models of every supported family, as transformers itself saves them.
 
-The special features of a family are kept: attention heads wider than hidden size / number of heads
-(Qwen3), layers without positions (SmolLM3), tied and untied LM heads, more embeddings than tokens,
-the special tokens, and the behaviour of the chat template.
-
-The templates are our own. Without tools they render the same text as the published templates of
-Qwen2.5-0.5B-Instruct, Qwen3-0.6B, SmolLM2-135M-Instruct and SmolLM3-3B.
+The chat templates are our own. Without tools they render the same text as the published templates
+of Qwen2.5-0.5B-Instruct, Qwen3-0.6B, SmolLM2-135M-Instruct and SmolLM3-3B.
 """
 
 from configurator import Config
@@ -40,8 +36,8 @@ QWEN2_TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
-# This template drops the thoughts of replies before the last user message. It writes <think> and
-# </think> into a reply that ends the conversation, even without a thought.
+# This template drops thoughts before the last user message. A reply that ends the conversation gets
+# <think> and </think> even without a thought.
 QWEN3_TEMPLATE = """\
 {%- set last = namespace(user=messages | length) %}
 {%- for message in messages %}
@@ -80,9 +76,8 @@ SMOLLM2_TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
-# This template needs a system message first. "/system_override" in this message leaves out the
-# metadata. Without this word and without tools, the published template writes no <|im_end|> after
-# the system message; neither does this one.
+# "/system_override" in the system message leaves out the metadata. Without this word and without
+# tools, the published template writes no <|im_end|> after the system message.
 SMOLLM3_TEMPLATE = """\
 {%- set system = messages[0].content %}
 {%- set thinks = enable_thinking is not defined or enable_thinking %}
@@ -118,15 +113,15 @@ SMOLLM3_TEMPLATE = """\
 
 class Family(NamedTuple):
     config_class: type
-    settings: dict  # settings of the config that replace or extend WIDTHS
+    settings: dict  # settings of the config besides WIDTHS
     template: str
-    tokenizer_class: str  # as in the published tokenizer_config.json
-    special: tuple[str, ...]  # special tokens, in the order of their ids
-    roles: dict[str, str]  # settings of the tokenizer: bos_token, eos_token ... -> token
-    ids: dict[str, str]  # settings of the config: bos_token_id ... -> token
-    added: tuple[str, ...] = ()  # added tokens that are not special
-    bos: str = ""  # the token that the tokenizer puts first if add_special_tokens is true
-    unused: int = 0  # number of embeddings without a token
+    tokenizer_class: str
+    special: tuple[str, ...]
+    roles: dict[str, str]  # bos_token, eos_token ... -> token
+    ids: dict[str, str]  # bos_token_id, eos_token_id ... -> token
+    added: tuple[str, ...] = ()
+    bos: str = ""  # the tokenizer puts this token first if add_special_tokens is true
+    unused: int = 0  # embeddings without a token
 
 
 WIDTHS = dict(
@@ -211,7 +206,6 @@ FAMILIES = {
 
 @lru_cache
 def game_texts():
-    """Return the first messages of some games, on which the tokenizers are trained."""
     episode = Episode(make_env("frozenlake"), Config())
     texts = ["system\nuser\nassistant\n"]
     for seed in range(20):
@@ -243,7 +237,6 @@ def build_tokenizer(name):
 
 
 def save_family(name, folder):
-    """Write a random model of family `name` and its tokenizer to `folder`. Returns: `folder`."""
     family = FAMILIES[name]
     tokenizer = build_tokenizer(name)
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in family.ids.items()}
@@ -262,8 +255,7 @@ def save_family(name, folder):
 
 @torch.no_grad()
 def randomize(model):
-    """Draw weights so large that each token's log-prob depends visibly on all tokens before it.
-    A wrong or missing norm of queries or keys then changes the log-probs."""
+    """Draw weights so large that each log-prob depends visibly on all tokens before it."""
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
             weight.normal_(std=0.16)

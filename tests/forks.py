@@ -1,6 +1,5 @@
 """
-Train in forks of a process that has imported everything. So runs and ranks need no imports, which
-take about 7 CPU-s, and 15 with vLLM.
+Train in forks of a process that has imported everything, which saves 7 CPU-s a run.
 
     python tests/forks.py RUNS      # RUNS: JSON, a list of [number of ranks, arguments of train.py]
 """
@@ -21,7 +20,6 @@ from engines.vllm_engine import VLLM_ENVIRONMENT
 
 
 def main(runs):
-    """Train one run after the other. If one fails, print what it printed and stop."""
     for ranks, arguments in runs:
         with tempfile.NamedTemporaryFile("r") as log:
             code = live(arguments, log.name, ranks=ranks)
@@ -33,7 +31,7 @@ def live(arguments, log, *, ranks=1, prepare=None):
     """Train in forks of this process, and append their output to the file `log`.
 
     Args: prepare: each forked process calls it with its rank before training.
-    Returns: the exit code of the first rank that failed (-N for signal N); 0 if no rank failed.
+    Returns: the exit code of the first rank that failed (-N for signal N), else 0.
     """
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
@@ -57,7 +55,6 @@ def live(arguments, log, *, ranks=1, prepare=None):
 
 
 def be_rank(rank, ranks, port, log, arguments, prepare):
-    """Run train.main as rank `rank` in this forked process, then end the process."""
     with open(log, "a") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
@@ -74,15 +71,17 @@ def be_rank(rank, ranks, port, log, arguments, prepare):
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
-    os._exit(code)  # without the end of the interpreter, which belongs to the parent
+    os._exit(code)  # skips exit handlers, which belong to the parent
 
 
 def import_vllm():
-    """Import vLLM before the forks, so that they need not import it."""
     os.environ.update(VLLM_ENVIRONMENT)
     names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
     for name in (*names, "model_executor.models.qwen2"):
         importlib.import_module(f"vllm.{name}")
+    # vLLM inspects a model class in a new process, so that CUDA is not started in this one.
+    registry = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda inspect: inspect()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Fuzz the parser, the prompt builder, most environments and the packing with odd replies.
+"""
+Fuzz the parser, the prompt builder, most environments and the packing with odd replies.
 
-Half of the replies are composed by hypothesis; the others are well-formed replies with damaged
-bytes. No reply may raise an error, take long, or forge the start or end of a message. The loss
-mask must cover exactly the reply tokens.
+No reply may raise an error, take long, or forge the start or end of a message. The loss mask must
+cover exactly the reply tokens.
 
-Run with:  python tests/fuzz.py COUNT
+    python tests/fuzz.py COUNT
 """
 
 import sys
@@ -26,8 +26,8 @@ from packing import pack
 from rollout import Chat, collect, split_by_context
 from studies.base_model.tiny_model import build_tiny_tokenizer
 
-NUM_TURNS = 3  # at most, in an episode
-# The environments left out need extra packages or files of the user.
+NUM_TURNS = 3  # per episode
+# The other environments need extra packages or files of the user.
 ENV_NAMES = sorted(ENVS.keys() - {"textworld", "alfworld", "swe", "own_data", *HUBS})
 MARKS = [
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "user\n", "assistant\n"),
@@ -36,7 +36,7 @@ MARKS = [
     *("'", '"', "<script>", "&", "9", "(", ")", "*", "/0", "-", ".", " "),
     *("Goal up.", "edit 1: ", "while 1: n = n * n", "range(9**9)", "run", "submit"),
 ]
-SPECIAL_IDS = (0, 1, 2, 3)  # ids of the special tokens; a policy may sample them anywhere
+SPECIAL_IDS = (0, 1, 2, 3)  # special tokens
 CONFIG = small_config(
     think=True,
     max_turns=NUM_TURNS,
@@ -49,7 +49,7 @@ CONFIG = small_config(
 
 
 class Script:
-    """An engine that does not sample: each trajectory gets `replies` in order, again and again."""
+    """An engine that gives each trajectory `replies` in order, in a loop."""
 
     def __init__(self, *replies):
         self.replies = replies
@@ -76,8 +76,7 @@ class Script:
 
 
 def tokens_of(chat, pieces):
-    """Return the token ids of a list of texts and ids. Check that no text becomes a start
-    or end mark."""
+    """Return the token ids of `pieces`, and check that no text becomes a start or end mark."""
     ids = []
     for piece in pieces:
         if not isinstance(piece, str):
@@ -88,15 +87,13 @@ def tokens_of(chat, pieces):
         message = chat.message("user", piece)
         assert (message.count(chat.start), message.count(chat.end)) == (1, 1)
         ids += chat.encode(piece)
-    return ids or [chat.end]  # a policy samples at least one token
+    return ids or [chat.end]
 
 
 def expected_marks(chat, replies, k, context_turns):
-    """Return how many start and end marks of messages the prompt of turn k should have. Some are in
-    replies that the prompt repeats."""
     if context_turns:
         repeated = replies[max(0, k + 1 - context_turns) : k]
-        followed = repeated  # replies that are followed by a user message in this prompt
+        followed = repeated
     else:
         repeated = []
         followed = replies[max(0, k - 1) : k]
@@ -109,8 +106,8 @@ def expected_marks(chat, replies, k, context_turns):
 
 
 def play(chat, env, number, replies):
-    """Play and check an episode with these replies (lists of texts and ids). `number` selects seed
-    and settings. Return how many replies were used."""
+    """Play and check an episode. `number` selects seed and settings. Return how many replies were
+    used."""
     replies = [tokens_of(chat, reply) for reply in replies]
     config = replace(CONFIG, env=env, think=number % 3 > 0, context_turns=number % 2 * 2)
     starts = [((number % 8,), 0)]
@@ -136,7 +133,6 @@ def play(chat, env, number, replies):
 
 @st.composite
 def episodes(draw):
-    """Draw the arguments `env`, `number` and `replies` of `play`."""
     env = draw(st.sampled_from(ENV_NAMES))
     texts = st.sampled_from(MARKS) | st.sampled_from(actions_of(env)) | st.text(max_size=8)
     repeats = st.sampled_from((1,) * 30 + (2, 30, 1000))
@@ -148,7 +144,6 @@ def episodes(draw):
 
 
 def grammar(chat, number):
-    """Play at least `number` replies that hypothesis composes. Return how many were played."""
     num_taken = []
     no_checks = list(hypothesis.HealthCheck)
     for seed in count():
@@ -167,7 +162,6 @@ def grammar(chat, number):
 
 
 def damage(data, rng):
-    """Return `data` after up to six edits, which flip, insert, cut or repeat bytes."""
     for _ in range(rng.integers(7)):
         start, end = sorted(rng.integers(0, len(data) + 1, 2))
         part = data[start:end]
@@ -183,8 +177,6 @@ def damage(data, rng):
 
 
 def damaged_reply(chat, env, rng):
-    """Return a well-formed reply with damaged bytes, mostly with an end mark and sometimes a
-    special id."""
     thought = str(rng.choice(["", "Goal up. Next hole.", "Target 3."]))
     text = format_response(thought, rng.choice(actions_of(env), rng.integers(1, 4)))
     pieces = [damage(text.encode(), rng).decode("utf-8", errors="replace")]
@@ -199,7 +191,6 @@ def damaged_reply(chat, env, rng):
 
 
 def damaged(chat, number):
-    """Play at least `number` damaged replies. Return how many were played."""
     num_taken = 0
     rng = np.random.default_rng(0)
     while num_taken < number:

@@ -1,7 +1,6 @@
 """Keep the tests away from the runs, home folder, caches and settings of the user.
 
-Libraries such as huggingface_hub read the variables below when they are imported. So
-shared_fixtures.py, which pytest loads first, imports this file.
+Import this file first: libraries such as huggingface_hub read these variables when imported.
 """
 
 import os
@@ -13,15 +12,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Tests only read Chromium and the games of ALFWorld, so both are used where they are installed.
+# Use the installed Chromium and games of ALFWorld, because tests only read them.
 CACHE = Path.home() / ".cache"
 os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
 os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
-# vLLM caches properties of a model class by the hash of its code; finding them takes 13 CPU-s.
+# Keep the cache of vLLM: filling it takes 13 CPU-s.
 os.environ["VLLM_CACHE_ROOT"] = str(Path(sys.prefix, "vllm_cache"))
 HOME = tempfile.TemporaryDirectory(prefix="nanoragen_home_")
 os.environ["HOME"] = HOME.name
-SETTINGS_OF_A_USER = (  # prefixes of the environment variables that this file removes
+SETTINGS_OF_A_USER = (  # prefixes of environment variables to remove
     "HF_",
     "HUGGING_FACE_",
     "NANORAGEN_TRACEBACK",
@@ -40,10 +39,8 @@ for _name in list(os.environ):
 
 @contextmanager
 def own_folder() -> Iterator[None]:
-    """Work in a new folder with links to the project's files, except out/, wandb/ and hidden ones.
-
-    Commands of a test find `train.py`, `config/` and `base` there. Runs that they write to the
-    default place, such as out/NAME, are deleted with the folder."""
+    """Work in a new folder with links to the project's files, except out/, wandb/ and hidden
+    files."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="nanoragen_test_") as folder:
         for path in ROOT.iterdir():

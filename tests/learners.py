@@ -14,8 +14,7 @@ from engine import make_engine
 from learner import Learner
 from rollout import Trajectory, Turn
 
-# Tests loop over these estimators. An estimator that a user adds may not have the properties that
-# these tests check.
+# Tests use only built-in estimators, because a user's estimator may lack the tested properties.
 BUILT_IN = (
     "gae",
     "bi_level_gae",
@@ -29,9 +28,10 @@ BUILT_IN = (
 
 
 def make_learner(start, *, bias=False, **changes):
-    """Return a learner with the small settings, the model in folder `start`, and an engine.
+    """Return a learner with small settings, the model in folder `start`, and an engine.
 
-    `bias` makes the value head random: a head of zeros would hide mistakes in the values."""
+    `bias` makes the value head random, because a head of zeros would hide mistakes in the values.
+    """
     config = small_config(**(dict(num_groups=4) | changes))
     weights, tokenizer = model.load_model(str(start))
     reference = model.load_model(str(start))[0] if config.kl_coef else None
@@ -48,7 +48,6 @@ def make_learner(start, *, bias=False, **changes):
 
 
 def collect_and_target(learner):
-    """Return the trajectories of the two groups that the filter selects, and their experience."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     groups = train.select_groups(learner.config, played, stats_of(played))
     assert len(groups) == 2
@@ -57,10 +56,6 @@ def collect_and_target(learner):
 
 
 def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None, **settings):
-    """Return the advantages and returns of one group, see `train.estimate_advantages`.
-
-    `rewards`: (tokens,); `values`: (tokens,), or None without a critic.
-    """
     turns = []
     for index, part in enumerate(rewards.split(tokens_per_turn)):
         state = states[index] if states else index
@@ -77,14 +72,11 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
 
 
 def stats_of(played, group_size=4):
-    """Return the statistics of the scores of each group, see `starpo.group_stats`."""
     scores = torch.tensor([trajectory.score for trajectory in played], dtype=torch.float64)
     return starpo.group_stats(scores, group_size)
 
 
 def backward(learner, experience):
-    """Compute the gradients of one mini-batch. The loss is the mean over tokens.
-    Returns: metrics."""
     return train.backward(learner, weighted(experience))
 
 
@@ -94,8 +86,7 @@ def weighted(experience):
 
 
 def both_losses(learner, batch, experience):
-    """Yield (loss, metrics) of the policy, then those of the critic if there is one. The caller
-    must call backward()."""
+    """Yield (loss, metrics) of the policy, then of the critic. The caller must call backward()."""
     num_tokens = len(experience.advantages)
     yield train.policy_loss(learner, batch, weighted(experience), num_tokens)
     if learner.critic:

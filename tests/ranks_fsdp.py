@@ -32,7 +32,6 @@ def ranks():
 
 
 def plain(learner, start):
-    """Return unsharded copies of the policy, critic and reference of an untrained learner."""
     policy = model.Policy(model.load_model(str(start))[0])
     if learner.config.lora_rank:
         model.add_lora(policy.model, learner.config.lora_rank, learner.config.seed)
@@ -47,7 +46,7 @@ def plain(learner, start):
 
 
 def one_process(single, kept, experience, optimizers):
-    """Take one optimizer step with unsharded modules. Each trajectory is a micro-batch.
+    """Take one optimizer step with unsharded modules, and one trajectory per micro-batch.
 
     Returns: the sum of each metric over micro-batches, and the gradient norm of each module.
     """
@@ -75,12 +74,12 @@ def one_process(single, kept, experience, optimizers):
 
 
 def played_experience(learner, count):
-    """Return the first `count` trajectories of a batch, and their experience. Old log-probs are
-    shifted by up to 0.1, so that ratios differ from 1."""
+    """Return `count` trajectories and their experience. Old log-probs are shifted, so that ratios
+    differ from 1."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     kept = played[:count]
     for i, t in enumerate(played):
-        t.turns[-1].reward += 0.1 * i  # so that rewards differ
+        t.turns[-1].reward += 0.1 * i
     experience = train.build_experience(learner, played)
     wave = torch.sin(torch.arange(len(experience.old_logprobs)))
     experience.old_logprobs = experience.old_logprobs + 0.1 * wave
@@ -104,7 +103,7 @@ CASES = {  # case -> number of trajectories, settings
 def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
     count, changes = CASES[case]
     start = trained_folder
-    if "model" in changes:  # a random model of another family; both ranks load rank 0's copy
+    if "model" in changes:
         start = all_gather_lists([str(save_family(changes["model"], tmp_path))])[0][0]
     learner = make_learner(start, bias=True, learning_rate=1e-5, critic_lr=1e-4, **changes)
     kept, experience = played_experience(learner, count)
@@ -129,7 +128,7 @@ def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
             assert mean == pytest.approx(expected[key] / num_tokens, abs=1e-6, rel=1e-6), key
         assert list(found.values()) == pytest.approx(norms, rel=1e-5)
         assert norms[0] > 1e-3
-    if not config.lora_rank:  # the engine gets all weights, under their names
+    if not config.lora_rank:
         expected = single.policy.model.state_dict()
         streamed = dict(parallel.stream_weights(learner.policy))
         assert streamed.keys() == expected.keys()
@@ -161,8 +160,7 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
 
 
 def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
-    """FSDP2 must reshard the root module after a forward. Otherwise the next one would use old
-    weights of embedding, final norm and head."""
+    """FSDP2 must reshard the root module after a forward, or the next forward uses old weights."""
     learner = make_learner(trained_folder)
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for factor in (1.1, 1.2):
@@ -190,9 +188,7 @@ def test_sharding_keeps_what_is_no_parameter(trained_folder):
 def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    assert parallel.forward_sequences(
-        learner.policy, played, learner.config, 1.0
-    )  # in a run, weights are streamed after forwards
+    assert parallel.forward_sequences(learner.policy, played, learner.config, 1.0)
     for dtype in (torch.float32, torch.bfloat16):
         streamed = list(parallel.stream_weights(learner.policy, dtype))
         expected = single.state_dict()
@@ -201,7 +197,7 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
         for name, weight in streamed:
             assert weight.dtype == dtype and torch.equal(weight, expected[name].to(dtype)), name
     local = sum(p.to_local().numel() for p in learner.policy.parameters())
-    assert local < 0.6 * sum(p.numel() for p in single.parameters())  # the parameters are sharded
+    assert local < 0.6 * sum(p.numel() for p in single.parameters())
 
 
 def test_lora_is_merged_from_shards(trained_folder):
@@ -244,7 +240,7 @@ def test_groups_are_dealt_out_and_gathered_in_order(trained_folder):
         learner.engine, learner.policy, chat, config, starts, group_size=4, **options
     )
     learner.engine.add = add
-    assert len(requested) == (8 if rank() == 0 else 4)  # rank 0 plays groups 0 and 2
+    assert len(requested) == (8 if rank() == 0 else 4)
     alone = collect(learner.engine, chat, config, starts, **options)
     assert [(t.seed, t.member, t.ids, t.score) for t in played] == [
         (t.seed, t.member, t.ids, t.score) for t in alone
@@ -312,7 +308,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
 
 
 def test_the_engine_plays_the_same_on_every_rank(trained_folder):
-    """Rank 1 plays eight games, rank 0 four, so no game may wait for the other rank."""
+    """Rank 1 plays eight games and rank 0 four, so no game may wait for the other rank."""
     learner = make_learner(trained_folder)
     parallel.sync_weights(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))

@@ -65,7 +65,6 @@ def policy(trained_folder):
 
 
 def spy_on_requests(vllm, monkeypatch):
-    """Return a list to which each finished request adds its number of cached prompt tokens."""
     cached, step = [], vllm.engine.step
 
     def spy():
@@ -101,7 +100,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
     cached = spy_on_requests(vllm, monkeypatch)
     starts = [((5, g), m) for g in range(2) for m in range(4)]
     last = None
-    for _ in range(4):  # before the first update, and after each of three
+    for _ in range(4):
         parallel.sync_weights(vllm, learner.policy)
         for temperature in (1.0, 0.5):
             cached.clear()
@@ -120,10 +119,9 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
                 learner.policy, played, learner.config, temperature
             )
             assert (found - expected).abs().max() < 1e-4
-            # each first prompt fills at least two blocks of the prefix cache (32 tokens each)
             assert min(len(t.first_prompt_ids) for t in played) > 2 * 32
             assert max(cached) >= 64
-        if last is not None:  # stale weights would be noticed: updates change log-probs
+        if last is not None:  # updates change log-probs, so stale weights would be seen
             trajectories, before = last
             after, _ = parallel.forward_sequences(learner.policy, trajectories, learner.config, 0.5)
             assert (after - before).abs().max() > 0.05
@@ -158,7 +156,7 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
     assert ask() == first and cached[0] == 0 and cached[1] >= 64
     policy.bump_version()
     parallel.sync_weights(vllm, policy)
-    assert ask() == first and cached[2] == 0  # the cache was reset
+    assert ask() == first and cached[2] == 0
     vllm.add(0, prompt, max_tokens=4, temperature=1.0, seed=(0,))
     vllm.step()
     message = "vLLM did not reset its prefix cache: a trajectory is still under way"
@@ -169,22 +167,20 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
 
 
 def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
-    """Members with the same prompt get different samples. A member gets the same sample on both
-    ranks."""
     parallel.sync_weights(vllm, policy)
     options = dict(group_size=1, temperature=1.0, **OPTIONS)
-    members = (0, 1, 2, 3, 1, 2, 3, 0)  # dealt out to ranks 0 and 1 in turn
+    members = (0, 1, 2, 3, 1, 2, 3, 0)
     starts = [((8,), member) for member in members]
     played = parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)
     first = [t.turns[0].response_ids for t in played]
     assert len({tuple(ids) for ids in first[:4]}) > 2
-    assert [first[i] for i in (7, 4, 5, 6)] == first[:4]  # each member ran on both ranks
+    assert [first[i] for i in (7, 4, 5, 6)] == first[:4]
     seed = vllm.engine.vllm_config.model_config.seed
     assert all_gather_lists([seed]) == [[CONFIG.seed], [CONFIG.seed + 1]]
 
 
 def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, policy, chat):
-    """Play 128 trajectories twice. In the second run, all wait for each other at each turn."""
+    """In the second run, all trajectories wait for each other at each turn."""
     config = replace(CONFIG, max_response_tokens=150)
     parallel.sync_weights(vllm, policy)
     counts = []
@@ -206,8 +202,7 @@ def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, p
 
 
 def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
-    """vLLM and TorchEngine sample the same greedy tokens in 64 episodes, except where the two best
-    logits nearly tie."""
+    """Samples may differ only where the two best logits nearly tie."""
     config = replace(CONFIG, engine="torch")
     torch_engine = make_engine(config, load_model(str(trained_folder))[0], chat)
     assert isinstance(torch_engine, TorchEngine)
@@ -239,7 +234,7 @@ def test_samples_do_not_depend_on_what_else_runs(vllm, policy, chat):
     assert [t.ids for t in together] == [t.ids for t in reverse]
     assert [t.ids for t in together[:3]] == [t.ids for t in alone]
     ended = [turn.response_ids[-1] == chat.end for t in together for turn in t.turns]
-    assert any(ended)  # the end-of-turn token is part of the response
+    assert any(ended)
 
 
 def test_a_full_context_ends_the_trajectory(vllm, policy, chat):

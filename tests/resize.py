@@ -1,7 +1,8 @@
 """
-Train for three iterations with 2, 1 and 2 ranks and restarts in between. Compare the losses with
-those of an uninterrupted run on one rank, whose trajectories are replayed. Ranks are forks, which
-saves imports. test_parallel.py runs this file:
+Train for three iterations with 2, 1 and 2 ranks and restarts in between.
+
+The losses must equal those of an uninterrupted run on one rank, which replays the trajectories.
+test_parallel.py runs this file:
 
     python tests/resize.py MODEL FOLDER
 """
@@ -17,7 +18,7 @@ from shared_fixtures import SMALL_RUN
 import parallel
 
 collect_all = parallel.collect_all
-NUM_RANKS = (2, 1, 2)  # number of ranks in each iteration
+NUM_RANKS = (2, 1, 2)  # in each iteration
 LOSSES = ("pg_loss", "vf_loss", "approx_kl", "entropy", "kl_ref")
 
 

@@ -15,7 +15,7 @@ RUN = SMALL_RUN | dict(num_groups=4)
 
 
 def run(out_dir, start, **changes):
-    """Run train.main from the model in folder `start`. Return the rows of metrics.jsonl."""
+    """Run train.main from the model in folder `start`, and return the rows of metrics.jsonl."""
     settings = RUN | dict(model=str(start)) | changes
     file = Path(f"{out_dir}.py")
     file.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
@@ -32,7 +32,7 @@ def rows_of(out_dir):
 
 
 def untimed(rows):
-    """Return the rows of metrics.jsonl without times and memory, which differ between runs."""
+    """Return the rows without times and memory, which differ between runs."""
     kept = []
     for row in rows:
         kept.append({key: row[key] for key in row if not key.endswith(("_s", "_gib"))})
@@ -44,7 +44,6 @@ def newest_checkpoint(out_dir):
 
 
 def assert_same_checkpoint(first, second):
-    """Assert that two runs end with the same weights, optimizer states and exported policy."""
     one, other = newest_checkpoint(first), newest_checkpoint(second)
     assert one.name == other.name
     assert not find_corruption(one) and not find_corruption(other)
@@ -58,6 +57,5 @@ def assert_same_checkpoint(first, second):
 
 
 def rows_in(text):
-    """Return {first cell: line} of a printed table."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return {line.split("|")[1].strip(): line for line in lines}

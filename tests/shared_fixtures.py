@@ -1,5 +1,4 @@
-"""Fixtures and settings that several test files share. runs.py has helpers for tests of whole
-runs, learners.py for those of single updates."""
+"""Fixtures and settings that several test files share."""
 
 import os
 import pathlib
@@ -14,12 +13,10 @@ import isolation
 import pytest
 import torch
 
-# Unlike torch, modules slow to import are imported inside fixtures.
-# With one thread, sums are always added in the same order, and other processes can use the other
-# cores.
+# Fixtures import slow modules other than torch. With one thread, sums are always added in the same
+# order.
 torch.set_num_threads(1)
-# A background job of a shell ignores Ctrl-C, and so do its child processes. Some tests send Ctrl-C
-# to child processes.
+# Background jobs of a shell ignore Ctrl-C, which some tests send to child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # With three turns and short replies, a trajectory has about 320 tokens.
@@ -72,14 +69,12 @@ def small_sft_config(**changes) -> SftConfig:
 
 @pytest.fixture(scope="session", autouse=True)
 def folder_of_session():
-    """Change to a temporary working folder for fixtures that tests share."""
     with isolation.own_folder():
         yield
 
 
 @pytest.fixture(autouse=True)
 def folder_of_test():
-    """Change to a temporary working folder for each test."""
     with isolation.own_folder():
         yield
 
@@ -89,7 +84,6 @@ def folder_of_test():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """The tokenizer of the tiny model, built once, because building it is slow."""
     from studies.base_model import tiny_model
 
     return tiny_model.build_tiny_tokenizer()
@@ -104,7 +98,6 @@ def chat(tokenizer):
 
 @pytest.fixture
 def small_tokenizer(monkeypatch, tokenizer):
-    """Let `build_tiny` use the fixture `tokenizer`, not build another."""
     from studies.base_model import tiny_model
 
     monkeypatch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
@@ -127,8 +120,8 @@ def random_model(small_tokenizer):
 
 @pytest.fixture(scope="session")
 def trained_folder(tmp_path_factory, tokenizer):
-    """The folder of a small model after 30 steps of SFT. About half of its replies are well formed,
-    so scores vary."""
+    """A small model after 30 steps of SFT. About half of its replies are well formed, so scores
+    vary."""
     if "NANORAGEN_TEST_START" in os.environ:  # set by the test that runs torchrun
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     import model
@@ -169,7 +162,6 @@ def trained_model(trained_folder):
 
 @pytest.fixture
 def one_rank():
-    """Start a process group of one process on the CPU, as train.py does."""
     import parallel
 
     parallel.init_distributed(small_config())
@@ -179,7 +171,7 @@ def one_rank():
 
 @pytest.fixture(scope="module")
 def two_runs(trained_folder, tmp_path_factory):
-    """A folder with the folders of two runs. The same policy is in a/policy/ and in b/best/."""
+    """A folder with two runs. The same policy is in a/policy/ and in b/best/."""
     from support.run_folder import save_config
 
     folder = tmp_path_factory.mktemp("two_runs")
@@ -191,7 +183,6 @@ def two_runs(trained_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    """Headless Chromium. Tests that use it are skipped if it or playwright is not installed."""
     from studies.photograph import open_browser
 
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -1,7 +1,7 @@
 """
-Kill a tiny training run with kill -9 at many random moments, and resume it. Its results must equal
-those of a run that was not killed. With over 100 iterations, the memory of that run must not grow.
-With several ranks, vLLM samples.
+Kill a tiny training run at many random moments with kill -9, and resume it.
+
+The results must equal those of a run that was not killed.
 
     python tests/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
 """
@@ -29,12 +29,12 @@ from support.log import Log
 class Moment(NamedTuple):
     """A process kills itself at the `count`-th call of function `name`, in any thread."""
 
-    owner: Any  # the class or module that has the function
+    owner: Any
     name: str
     count: int
 
 
-# kind of moment -> the owner and name of a function, and about how often an iteration calls it
+# kind of moment -> owner and name of a function, and about how many calls an iteration makes
 MOMENTS = {
     "write": (os, "fsync", 10),
     "rollout": (VLLMEngine, "step", 8),
@@ -78,7 +78,6 @@ def main(num_kills, num_iterations, ranks=1):
     assert train_in("whole") == 0
     kinds = []
     rng = np.random.default_rng(0)
-    # iterations between kills, at most
     longest_life = min(num_iterations, max(2, 1.6 * num_iterations / num_kills))
     while len(kinds) < num_kills:
         kind = list(MOMENTS)[len(kinds) % len(MOMENTS)]
@@ -93,7 +92,7 @@ def main(num_kills, num_iterations, ranks=1):
                 die_at(moment)
 
         if train_in("cut", prepare=prepare) == 0:
-            break  # the run reached its end
+            break
         kinds.append(kind)
     resumed = len(rows_of(folder / "cut"))
     assert train_in("cut") == 0
@@ -129,7 +128,6 @@ def check_memory(rows):
 
 
 def die_at(moment):
-    """Let this process kill itself at `moment`."""
     call = getattr(moment.owner, moment.name)
     left = [moment.count]
 

@@ -1,7 +1,4 @@
-"""Tests that extreme settings, also nan and inf, are usable or refused in one sentence.
-
-Run with:  python -m pytest -q tests/test_absurd_numbers.py
-"""
+"""Tests that extreme settings, also nan and inf, are usable or refused in one sentence."""
 
 from configurator import (
     LARGEST,
@@ -30,7 +27,6 @@ NUMBERS = """
     1000000000000 1.7976931348623157e308 1e309 -1e309 nan inf
 """.split()
 NUMBERS += ["9" * 40, "-" + "9" * 40, "9" * 400, "-" + "9" * 400, "9" * 5000]
-# A config file may compute a setting with an expression like these.
 EXPRESSIONS = ["float('nan')", "float('inf')", "-float('inf')", "10**40", "10**400", "10**5000"]
 
 
@@ -77,7 +73,7 @@ def test_sentences(arguments, sentence):
     assert str(error.value) == sentence
 
 
-# These settings enter computations with float32 tensors, so float32 must be able to hold them.
+# These settings enter computations with float32 tensors, so float32 must hold them.
 SCALARS = """
     adam_beta1 adam_beta2 adam_eps clip_high clip_low critic_lr dual_clip entropy_coef
     format_penalty gamma grad_clip importance_cap kl_coef lam learning_rate temperature turn_gamma
@@ -86,7 +82,6 @@ SCALARS = """
 
 
 def extremes(key):
-    """Return the smallest and the largest of NUMBERS that setting `key` accepts."""
     legal = []
     for number in (*map(float, NUMBERS[:-5]), LARGEST_NUMBER):
         try:

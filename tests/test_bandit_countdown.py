@@ -1,9 +1,4 @@
-"""
-Tests of the games of one action: Bandit's rewards, Countdown's players, and its expressions against
-Python's own parser.
-
-    python -m pytest -q tests/test_bandit_countdown.py
-"""
+"""Tests of Bandit and Countdown, with Python's own parser as the reference for expressions."""
 
 from configurator import Config, SftConfig, load_config
 
@@ -87,12 +82,12 @@ def test_countdown_pays_by_hand(action, reward):
     step = env.step(action)
     assert (step.reward, step.terminated, step.truncated) == (reward, True, False)
     assert (step.success, step.valid, step.effective) == (reward == 1, True, reward > 0)
-    assert not env.step("(3 + 5) * 2").valid  # one action a game
+    assert not env.step("(3 + 5) * 2").valid
 
 
 def test_countdown_is_exact():
-    # 8 / (3 - 8 / 3) = 8 / (1 / 3) = 24, but floats would give 23.99.. countdown_solution() misses
-    # it, because it allows only whole intermediate results.
+    # 8 / (3 - 8 / 3) = 24, but 23.99.. in floats. countdown_solution() allows only whole
+    # intermediate results.
     assert problem((8, 8, 3, 3), 24).step("8 / (3 - 8 / 3)").success
     assert countdown_solution(tuple((n, str(n)) for n in (8, 8, 3, 3)), 24) is None
     assert countdown_solution(((6, "6"), (2, "2")), 3) == "(6 / 2)"
@@ -115,7 +110,7 @@ def test_no_expression_is_no_action(text):
     assert evaluate_expression(text) is None
     step = env.step(text)
     assert (step.reward, step.terminated, step.truncated, step.valid) == (0.0, False, False, False)
-    assert env.step("(3 + 5) * 2").success  # the invalid action did not end the game
+    assert env.step("(3 + 5) * 2").success
 
 
 def test_longest_expressions():
@@ -125,10 +120,7 @@ def test_longest_expressions():
 
 
 def python_reads(text):
-    """Return (numbers, value) of an expression by Python's own parser; None if it is not legal.
-
-    Only binary + - * / of whole numbers are legal.
-    """
+    """Return (numbers, value) of an expression by Python's own parser; None if it is not legal."""
     if len(text) > 100 or not set(text) <= set("0123456789+-*/() "):
         return None
     without_zeros = re.sub(r"\b0+(?=\d)", "", text).strip()  # Python allows no leading zeros
@@ -223,7 +215,7 @@ def test_countdown_draws():
     _, instances = raw_draws("countdown", 600)
     four = sum(len(numbers) == 4 for _, numbers, _ in instances)
     assert abs(four - 300) < 3.5 * math.sqrt(600 / 4)
-    # key 0: targets 10 to 40; key 1: 41 to 71; key 2: 72 to 100
+    # targets 10 to 40, 41 to 71 and 72 to 100
     thirds = Counter((target - 10) // 31 for _, _, target in instances)
     assert set(thirds) == {0, 1, 2} and min(thirds.values()) > 120
     drawn = set()
@@ -236,8 +228,7 @@ def test_countdown_draws():
 
 @pytest.mark.slow
 def test_countdown_splits_know_no_order_of_numbers():
-    # There are only 165 multisets of three numbers up to 9, so 1000 draws give about 620 different
-    # problems. Splits must not share a problem, even with its numbers reordered.
+    # Splits must not share a problem, even with its numbers reordered.
     env = make_env(SMALL_COUNTDOWN)
     reserved = set()
     for instances in envs.reserved_instances(SMALL_COUNTDOWN).values():
@@ -287,7 +278,7 @@ def test_countdown_dialogue():
     # one action is left
     outcome = episode.step("<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>")
     assert (outcome.status, outcome.record.actions) == ("success", ["(3 + 5) * 2"])
-    # 0.1 less, as the second action is over the limit
+    # 0.1 less, because the second action is over the limit
     assert outcome.reward == pytest.approx(0.9)
 
 

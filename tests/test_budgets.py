@@ -1,7 +1,4 @@
-"""Tests that replies and games cut off by a limit, and games that cannot start, are reported.
-
-Run with:  python -m pytest -q tests/test_budgets.py
-"""
+"""Tests that replies and games cut off by a limit, and games that cannot start, are reported."""
 
 from configurator import UserError
 
@@ -19,7 +16,7 @@ import train
 from dialogue import Episode, TurnRecord
 from engine import Sample
 from envs import make_env, reserved_instances
-from rollout import Trajectory, Turn, collect, without_errors
+from rollout import Trajectory, Turn, check_errors, collect, without_errors
 from support import budget_warnings
 from support.budget_warnings import budget_note, budget_summary, budget_warning, idle_summary
 from support.records import trajectory_record, transcript
@@ -40,8 +37,6 @@ RAISE_REPLY = (
 
 
 class Script:
-    """An engine that gives one trajectory `replies` (lists of token ids), one by one."""
-
     def __init__(self, *replies):
         self.replies = list(replies)
         self.busy = False
@@ -62,7 +57,7 @@ class Script:
 
 
 def made_up(status, *turns, out_of_actions=None):
-    """Return a trajectory. Each turn is given as a pair (`cut_by`, number of reply tokens)."""
+    """Return a trajectory. A turn is a pair (`cut_by`, number of reply tokens)."""
     made = []
     for cut_by, num_tokens in turns:
         error = "OSError: gone" if status == "error" else None
@@ -84,7 +79,6 @@ def test_doctests():
     [(0, False, "max_response_tokens"), (1, False, "max_context_tokens"), (1, True, None)],
 )
 def test_a_cut_reply_names_the_budget(chat, more, ends, cut_by):
-    """The reply has two tokens, then the end token if `ends`. Its limit is 2 + `more` tokens."""
     text = chat.encode("<answer>Left")
     assert len(text) == 2
     reply = [*text, chat.end] if ends else list(text)
@@ -196,7 +190,7 @@ def test_a_run_says_it_once_and_at_its_end():
     assert told == ["", "", RAISE_REPLY, "", "", "", ""]
     # an older version counted no cuts
     assert budget_summary([{}] * 3) == budget_summary([]) == ""
-    # only the last 10 rows count; in 9 of them, all replies were cut off
+    # Only the last 10 rows count. In 9 of these rows, all replies were cut off.
     wanted = RAISE_REPLY.replace("100%", "90%")
     found = budget_summary([NO_CUTS] * 90 + [ALL_CUT] * 9 + [NO_CUTS])
     assert found == f"in the last iterations, {wanted}"
@@ -216,7 +210,6 @@ def test_the_advice_of_an_idle_run_looks_at_budgets_first():
 
 
 def test_a_first_prompt_that_does_not_fit_is_an_error_of_its_game(chat, monkeypatch):
-    """The first prompt of member 1 is too long. Only member 0 makes a request."""
     config = small_config(max_turns=1)
     reply = [*chat.encode("<answer>Left</answer>"), chat.end]
     starts = [((4, 0), member) for member in range(2)]
@@ -244,11 +237,12 @@ def test_one_instance_that_cannot_start_ends_no_run():
     good = made_up("failure", (None, 1))
     played = [good, good, bad, bad]
     config = small_config(max_error_frac=0.1)
-    assert without_errors(played, config, 2) == [good, good]
+    check_errors(played, config, 2)
+    assert without_errors(played, 2) == [good, good]
     with pytest.raises(UserError, match="2 of 4 trajectories ended in an error"):
-        without_errors(played, replace(config, max_error_frac=0.0), 2)
+        check_errors(played, replace(config, max_error_frac=0.0), 2)
     with pytest.raises(UserError, match="3 of 6 trajectories"):
-        without_errors([good, bad, bad, bad, good, good], config, 2)
+        check_errors([good, bad, bad, bad, good, good], config, 2)
 
 
 def test_an_engine_that_samples_nothing_is_an_error(chat):
@@ -257,8 +251,6 @@ def test_an_engine_that_samples_nothing_is_an_error(chat):
 
 
 def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
-    """Scores vary in two of the first three groups, but one of the two has an error. So two more
-    groups are sampled, not one."""
     low, high = made_up("failure", (None, 1)), made_up("success", (None, 1))
     high.turns[0].reward = 1.0
     failed = made_up("error", (None, 0))
@@ -277,7 +269,7 @@ def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
     learner = SimpleNamespace(config=config, step=0, policy=None)
     played = train.collect_rollouts(learner, None, None)
     assert asked == [3, 2]  # [3, 1] if the group with an error counted
-    kept = without_errors(played, config, 2)
+    kept = without_errors(played, 2)
     scores = torch.tensor([trajectory.score for trajectory in kept])
     assert scores.view(-1, 2).std(1).gt(0).sum() == 3
 
@@ -295,7 +287,6 @@ def test_a_cut_reply_is_learnt_without_an_end(chat, tmp_path):
     file.write_text(json.dumps(record) + "\n")
     (demo,) = demonstrations.read_demonstrations(str(file), chat, small_sft_config())
     assert demo.turns[0].response_ids == list(chat.encode("<answer>Le"))
-    # the next prompt adds the missing end token
     assert demo.turns[1].prompt_ids[0] == chat.end
     assert demo.turns[1].response_ids == [*chat.encode("<answer>Up</answer>"), chat.end]
     assert demonstrations.describe_cuts([demo, made_up("success", (None, 1))]) == (

@@ -1,8 +1,4 @@
-"""
-Tests of checkpoint.py: which files are kept, damaged files, full disks, saving in the background.
-
-    python -m pytest -q tests/test_checkpoint.py
-"""
+"""Tests of checkpoint.py: which files are kept, damaged files, full disks, background saves."""
 
 from configurator import UserError
 
@@ -66,12 +62,10 @@ def test_the_files_of_a_checkpoint(tmp_path):
     assert names_in(folder / "state") == ["shard-00001.safetensors"]
     state = json.loads((folder / "state.json").read_text())
     assert state == {"format": 1, "step": 3, "bad_steps": 0}
-    # the temporary folder is gone
     assert names_in(tmp_path) == ["checkpoint-000003", "config.json"]
 
 
 def test_later_checkpoints_are_removed(tmp_path):
-    """A run whose checkpoint 7 is damaged resumes from 2. When it saves 3, checkpoint 7 goes."""
     save_steps(tmp_path, 1, 2, 7)
     assert len(names_in(tmp_path)) == 3
     save_steps(tmp_path, 3, keep=1)
@@ -160,7 +154,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "fsync_path", slow_disk)
     with Saver(tmp_path, 2) as saver:
         saver.save(state, {"step": 1, "bad_steps": 0})
-        # like an optimizer step before the file is written
         state["policy"]["weights"]["w"] += 1
         assert newest(tmp_path) is None and not saver.writing.done()
         disk_is_fast.set()
@@ -169,7 +162,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 
 def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_path, monkeypatch):
-    """The second save uses the buffers of the first. torch.cuda is patched to test on a CPU."""
     synchronized = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(1))
@@ -201,7 +193,7 @@ def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_pa
 
 
 def test_the_buffers_of_a_save_take_no_more_memory_than_the_state():
-    """The tensors share one buffer. torch alone would pin 8,192 bytes for a tensor of 4,100."""
+    """torch alone would pin 8,192 bytes for a tensor of 4,100."""
     tensors = {
         "step": torch.tensor(3.0),
         "half": torch.arange(5, dtype=torch.bfloat16),
@@ -221,7 +213,6 @@ def test_the_buffers_of_a_save_take_no_more_memory_than_the_state():
 
 
 def test_the_buffer_of_a_gpu_is_pinned_as_it_is(tmp_path, monkeypatch):
-    """The buffer is pinned in place by cudaHostRegister, and unregistered by the saver."""
     calls = []
 
     class Runtime:
@@ -361,17 +352,16 @@ def test_a_checkpoint_of_another_run_is_refused(trained_folder, tmp_path):
 
 
 def test_a_finished_run_without_checkpoints_is_not_replaced(tmp_path, capsys):
-    check_lost_checkpoints(tmp_path)  # a new run has an empty folder
+    check_lost_checkpoints(tmp_path)
     assert capsys.readouterr().out == ""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    check_lost_checkpoints(tmp_path)  # as after a kill before the first checkpoint
+    check_lost_checkpoints(tmp_path)
     sentence = f"{tmp_path} has metrics, but no checkpoint: the run begins again\n"
     assert capsys.readouterr().out == sentence
     (tmp_path / "policy").mkdir()
     with pytest.raises(UserError, match="holds a finished run without checkpoints, and a new st"):
         check_lost_checkpoints(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
-    # --num_iterations=0 writes a policy but no row
     check_lost_checkpoints(tmp_path)
 
 

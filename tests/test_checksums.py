@@ -1,7 +1,4 @@
-"""Tests of checksums.py: damage to logs and models is found.
-
-python -m pytest -q tests/test_checksums.py
-"""
+"""Tests of checksums.py: damage to logs and models is found."""
 
 from configurator import UserError
 
@@ -28,7 +25,6 @@ def one_process():
 
 @pytest.fixture
 def saved(tmp_path):
-    """A checkpoint of iteration 2. Each log has one more row, of iteration 3."""
     for name in ("metrics.jsonl", "trajectories.jsonl"):
         write_rows(tmp_path / name, [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.25}])
     save_steps(tmp_path, 2)
@@ -104,7 +100,7 @@ def test_a_checkpoint_without_checksums_of_logs_is_accepted(saved, tmp_path):
 def test_a_damaged_model_is_found(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(100))
-    assert find_damage(tmp_path) == ""  # a folder without checksums is not checked
+    assert find_damage(tmp_path) == ""
     write_checksums(tmp_path, "checksums.json")
     (tmp_path / "README.md").write_text("added")
     assert find_damage(tmp_path) == ""
@@ -135,8 +131,8 @@ def test_the_best_policy_has_the_success_of_its_iteration(tmp_path):
     # best/ of an older version has no iteration.json
     assert find_best(tmp_path, rows) == (0.75, "")
     for step, success in ((3, 0.75), (4, 0.25), (5, 0.75)):
-        # best/ of step 4: the better policy of step 3 was lost. best/ of step 5: the run crashed
-        # before it wrote the row of step 5, and will repeat this step.
+        # With best/ of step 4, the better policy of step 3 was lost. With best/ of step 5, the run
+        # crashed before it wrote the row of step 5.
         (best / "iteration.json").write_text(json.dumps({"step": step}))
         assert find_best(tmp_path, rows) == (success, "")
     write_checksums(best, "checksums.json")

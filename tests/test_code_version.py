@@ -1,7 +1,4 @@
-"""Tests of support/code_version.py: the commit of the code, and the diff to it.
-
-python -m pytest -q tests/test_code_version.py
-"""
+"""Tests of support/code_version.py: the commit of the code, and the diff to it."""
 
 import doctest
 import subprocess
@@ -20,7 +17,6 @@ def git(folder, *args):
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A git repository with one commit; its train.py has two lines."""
     folder = tmp_path / "tree"
     (folder / "studies/rows").mkdir(parents=True)
     (folder / "train.py").write_text("one = 1\ntwo = 2\n")
@@ -35,7 +31,6 @@ def tree(tmp_path, monkeypatch):
 
 
 def import_file(path, monkeypatch):
-    """Write a Python file and list it in sys.modules, as if it had been imported."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("three = 3\n")
     module = ModuleType(path.stem)
@@ -52,7 +47,7 @@ def test_git_commit_and_dirty(tree, tmp_path, monkeypatch):
     commit = git(tree, "rev-parse", "HEAD")
     assert code_version.git_commit() == commit
     (tree / "studies/rows/old.json").write_text("two")  # stored results are not code
-    (tree / "studies/page.md").write_text("two")  # nor are pages about them
+    (tree / "studies/page.md").write_text("two")  # pages are not code
     assert code_version.git_commit() == commit
     assert code_version.code_diff() == ""
     (tree / "train.py").write_text("one = 1\ntwo = 4\n")

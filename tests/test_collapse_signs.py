@@ -1,8 +1,4 @@
-"""
-Tests of collapse_signs.py on made-up metrics: regimes, signs of collapse, early stops.
-
-    python -m pytest -q tests/test_collapse_signs.py
-"""
+"""Tests of collapse_signs.py on made-up metrics: regimes, signs of collapse, early stops."""
 
 import math
 
@@ -21,7 +17,7 @@ def healthy(num_rows):
     for i in range(num_rows):
         noise = rng.uniform(0.85, 1.15, 3)
         success = 0.3 + 0.5 * min(1, i / 100)
-        spike = 8 if i % 17 == 5 else 1  # healthy runs have single large gradient norms, too
+        spike = 8 if i % 17 == 5 else 1  # healthy runs also have single large gradient norms
         row = {
             "step": i + 1,
             "success": success,
@@ -37,7 +33,6 @@ def healthy(num_rows):
 
 
 def changed(rows, start, **changes):
-    """Return `rows` with `changes` (values or functions of the row) from index `start` on."""
     result = list(rows[:start])
     for row in rows[start:]:
         values = {key: new(row) if callable(new) else new for key, new in changes.items()}
@@ -53,10 +48,10 @@ def measured(matrix, own, lengths=None):
 
 
 # Each row has the log-probs of four thoughts after one of two prompts.
-UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)  # four equally likely thoughts after both prompts
-READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])  # each prompt has its own two thoughts
-CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])  # each prompt has its own thought
-SAME = log([1] * 4, [1] * 4)  # one thought for both prompts
+UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)
+READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])
+CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])
+SAME = log([1] * 4, [1] * 4)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +69,7 @@ def test_the_four_regimes(matrix, mi, entropy, expected):
     assert values["conditional_entropy_first"] == pytest.approx(entropy)
     row = healthy(1)[0] | values
     assert classify_regime(row, []) == expected
-    assert classify_regime(healthy(1)[0], [row]) == expected  # the last measurement counts
+    assert classify_regime(healthy(1)[0], [row]) == expected
     start = healthy(1)[0] | measured(READING, [0, 0, 1, 1])
     assert classify_regime(row, [start] * 30) == expected
 
@@ -119,7 +114,6 @@ def test_a_measurement_of_one_prompt_does_not_count():
 
 
 def all_warnings(rows):
-    """Return {iteration: its warnings} for the iterations that have warnings."""
     found = {i: new_warnings(rows[:i]) for i in range(1, len(rows) + 1)}
     return {i: sentences for i, sentences in found.items() if sentences}
 

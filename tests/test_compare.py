@@ -1,7 +1,4 @@
-"""Tests of tools/compare.py: two methods with made-up runs, and what is refused.
-
-python -m pytest -q tests/test_compare.py
-"""
+"""Tests of tools/compare.py with made-up runs."""
 
 from configurator import Config, UserError
 
@@ -28,13 +25,12 @@ PLAYERS = {"greedy, closed loop": 4, "optimal, closed loop": 8}  # player -> pro
 
 @pytest.fixture(autouse=True)
 def quick_pictures(monkeypatch):
-    """Draw letters as outlines, and pictures in low resolution, in a third of the time."""
+    """Draw letters as outlines and pictures in low resolution, which is three times faster."""
     monkeypatch.setitem(style.STYLE, "pdf.fonttype", 3)
     monkeypatch.setattr(style, "DPI", 40)
 
 
 def games(num_solved):
-    """Return the success of each prompt: 1 for the first `num_solved`, 0 for the others."""
     return [1] * num_solved + [0] * (NUM_PROMPTS - num_solved)
 
 
@@ -122,9 +118,8 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     # Differences of the seeds: 2/8, 4/8, 6/8, mean 0.5, std 0.25; Student's t of three seeds:
     # 4.3027.
     seeds_part = 4.3027 * 0.25 / math.sqrt(3)  # 0.62104
-    # Differences of the prompts, means over seeds: 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0. For the
-    # interval, -1 and 1 are appended. These ten have mean 0.4, mean square
-    # (2 + 8/9 + 2/9 + 2) / 10, variance 0.35111.
+    # Mean differences of the prompts: 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0. The interval appends -1 and
+    # 1. The ten values have mean 0.4, mean square (2 + 8/9 + 2/9 + 2) / 10, variance 0.35111.
     prompts_part = 1.959964 * math.sqrt(0.351111 / 10)  # 0.36725
     half_width = math.hypot(seeds_part, prompts_part)  # 0.72150
     assert 0.5 - half_width == pytest.approx(-0.2215, abs=1e-4)
@@ -137,7 +132,7 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
         lines_with(text, "| grpo | 0, 1, 2")[0],
         lines_with(text, "| rloo | 0")[0],
     )
-    # the last cell, the best evaluation, is that of the start
+    # the last cell shows the best evaluation, here the start
     assert "| 0.0 [0.0, " in grpo_line and grpo_line.endswith("| 25.0 |")
     # the best evaluations of the three seeds: 2, 4 and 7 of 8 prompts
     assert "| 50.0 [" in rloo_line and rloo_line.endswith("(25.0, 50.0, 75.0) | 54.2 |")
@@ -147,9 +142,8 @@ def test_a_certain_difference(two_arms, capsys):
     grpo, _ = two_arms
     best = [write_run(f"best_s{s}", [6, 6], seed=s, estimator="dr_grpo") for s in range(3)]
     compare.main([*grpo, "vs", *best, "--out=result"])
-    # The seeds agree, so only prompts vary: six times 1, twice 0, and the added -1 and 1. These ten
-    # have mean 0.6 and variance 0.44.
-    # 1.959964 * sqrt(0.044) = 0.41112
+    # The seeds agree, so only prompts vary: six times 1, twice 0, and the added -1 and 1. The ten
+    # values have mean 0.6 and variance 0.44. 1.959964 * sqrt(0.044) = 0.41112
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     sentence = "The arm named first is better: the interval is above 0."
     assert line == f"- best - grpo: 75.0 [33.9, 100.0] points. {sentence}"
@@ -185,13 +179,13 @@ def test_costs_up_to_a_success_rate(two_arms, capsys):
     assert "| rloo | 2 of 3 | 3 | 640 |" in text  # seeds 1 and 2 reach it after two iterations
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    assert "## Cost of 25 % success" in text  # every run starts at 25 %
+    assert "## Cost of 25 % success" in text
     assert "| rloo | 3 of 3 | reached before RL | reached before RL |" in text
 
 
 def test_a_start_that_reaches_the_success_of_some_seeds_is_named(two_arms, capsys):
-    """One run starts at 50 %, so 50 % costs it nothing. The other needs two iterations: 3 CPU
-    seconds and 640 tokens. The means are 1.5 and 320."""
+    """The run that starts at 50 % pays nothing. The other run pays 3 CPU seconds and 640 tokens.
+    The means are 1.5 and 320."""
     late = write_run("mixed_s0", [4, 4], seed=0, estimator="dr_grpo")
     early = write_run("mixed_s1", [4, 4], start=4, seed=1, estimator="dr_grpo")
     compare.main([late, early, "--threshold=50"])
@@ -215,8 +209,6 @@ DIFF = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n x\n"
 
 
 def test_code_that_differs_is_named(two_arms, capsys):
-    """All runs change starpo.py in the same way. Two runs of RLOO add a line to train.py, the third
-    adds two."""
     grpo, rloo = two_arms
     both = DIFF.format("starpo.py") + "-y\n+z\n"
     for folder in (*grpo, *rloo):
@@ -258,7 +250,6 @@ def test_more_than_two_arms_are_compared_with_the_first(two_arms, capsys):
 
 
 def files_of_runs():
-    """Return {file: time of its last change} for the files in the folders of the runs."""
     paths = [*Path("out").glob("grpo_s*/*"), *Path("out").glob("rloo_s*/*")]
     return {path: path.stat().st_mtime_ns for path in paths}
 
@@ -270,7 +261,7 @@ def test_files(two_arms):
     assert before == files_of_runs()
     assert [path.name for path in Path().iterdir()] == ["out"]
     folder = Path("out/comparisons")
-    assert Image.open(folder / "grpo_vs_rloo.png").size == (288, 192)  # 7.2 x 4.8 inches
+    assert Image.open(folder / "grpo_vs_rloo.png").size == (288, 192)
     assert (folder / "grpo_vs_rloo.pdf").read_bytes().startswith(b"%PDF")
     page = (folder / "grpo_vs_rloo.md").read_text()
     assert page.startswith("# grpo vs rloo\n\n![Success over iterations](grpo_vs_rloo.png)\n")
@@ -297,8 +288,7 @@ def test_the_interval_over_seeds_holds_the_true_mean_in_95_of_100_cases():
 
 
 def test_the_interval_of_the_verdict_errs_at_most_5_times_of_100():
-    """Compare two methods of three seeds without a true difference, 500 times. Success varies with
-    seed and prompt."""
+    """The methods do not differ. Success varies with seed and prompt."""
     rng = np.random.default_rng(0)
     prompts = rng.normal(size=(500, 1, 64))
     wins = []

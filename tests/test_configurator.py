@@ -1,7 +1,4 @@
-"""Tests of settings: config files and command line are checked alike; a mistake gets one sentence.
-
-Run with:  python -m pytest -q tests/test_configurator.py
-"""
+"""Tests of settings from config files and the command line."""
 
 import configurator
 from configurator import (
@@ -58,7 +55,7 @@ def config_file(folder, text, name="mine.py"):
     return str(folder / name)
 
 
-# ---- what is accepted ----
+# ---------- what is accepted
 
 
 def test_defaults():
@@ -130,10 +127,10 @@ def test_extra_options_are_returned_apart():
     config, extras, sources = load_config(argv, extra=extra)
     assert extras == {"player": "oracle", "json": "", "episodes": 3, "plain": True}
     assert config.seed == 1 and "player" not in sources
-    assert extra["player"] == ""  # the caller's dict is unchanged
+    assert extra["player"] == ""
 
 
-# ---- what is refused, and in which words ----
+# ---------- what is refused, and in which words
 
 
 def test_unknown_key_on_the_command_line_names_the_nearest():
@@ -293,7 +290,7 @@ def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, word
     assert isinstance(error.value.__cause__, cause)
 
 
-# ---- ranges ----
+# ---------- ranges
 
 
 @pytest.mark.parametrize(
@@ -466,7 +463,7 @@ def test_pairs_that_contradict(argument, message):
         load(argument)
 
 
-# ---- out_dir ----
+# ---------- out_dir
 
 
 def test_out_dir(tmp_path):
@@ -480,7 +477,7 @@ def test_out_dir(tmp_path):
     assert load(config_file(tmp_path, "out_dir = 'out/file'"), "--seed=1").out_dir == "out/file_s1"
 
 
-# ---- shipped configs ----
+# ---------- shipped configs
 
 
 def test_every_shipped_config_is_known():
@@ -496,7 +493,7 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
-    # Comments of config/frozenlake_ppo.py state 128 and 32 trajectories.
+    # Comments of config/frozenlake_ppo.py state the numbers 128 and 32.
     num_trajectories = {"guess_grpo": 256}.get(name, 128)
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 
@@ -505,7 +502,7 @@ def test_the_main_experiment_writes_defaults_out():
     config = load(shipped("frozenlake_ppo"))
     default = Config()
     changed = {key for key, value in asdict(config).items() if value != getattr(default, key)}
-    assert changed == {"out_dir", "env"}  # `env` names the options of the default board
+    assert changed == {"out_dir", "env"}
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -526,7 +523,7 @@ def test_ppo_and_grpo_differ_in_the_estimator_only():
         assert replace(ppo, estimator="grpo", out_dir=grpo.out_dir) == grpo
 
 
-# ---- printing ----
+# ---------- printing
 
 
 def test_describe_shows_what_was_given():
@@ -560,7 +557,6 @@ def test_every_field_has_a_comment_and_is_in_the_help():
 def test_the_help_of_one_setting():
     line = "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn"
     assert setting_help("lam") == line
-    # This help comes from two lines of comment.
     assert setting_help("max_error_frac").endswith(
         "before the run stops; one group may always do so, unless this is 0"
     )
@@ -590,7 +586,6 @@ def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_
 
 
 def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
-    """A config file may have settings of tools.sft, too; train.py only checks their types."""
     path = config_file(tmp_path, "seed = 3\nsft_lr = 0.5\n")
     config, _, sources = load_config([path])
     assert (type(config), config.seed) == (Config, 3)
@@ -612,12 +607,11 @@ def test_the_help_of_tools_sft_shows_its_settings():
     text = help_text("What the script does.", SftConfig)
     for field in fields(SftConfig):
         assert text.count(f"  --{field.name}=") == 1
-    # settings of SFT come first
     assert "Settings and their defaults:\n\nsupervised learning:\n" in text
     assert "sft_" not in help_text("What the script does.")
 
 
-# ---- scripts ----
+# ---------- scripts
 
 SCRIPT = '''"""What this script is for."""
 from configurator import UserError, load_config

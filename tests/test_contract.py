@@ -1,8 +1,4 @@
-"""
-Tests of tools/check_env.py: our environments pass all checks; each mistake gets its sentence.
-
-    python -m pytest -q tests/test_contract.py
-"""
+"""Tests of tools/check_env.py: our environments pass all checks, and each mistake is reported."""
 
 from configurator import UserError
 
@@ -38,7 +34,6 @@ SHIPPED = [
 
 
 def failures(subject):
-    """Return {title of a check: its problems} for the checks that failed."""
     return {title: problems for title, problems in check_environment(subject) if problems}
 
 
@@ -285,7 +280,7 @@ def test_each_fault_gives_its_sentence(name, tmp_path, monkeypatch):
     before, after, title, sentence = FAULTS[name]
     if name == "slow steps":
         monkeypatch.setattr("tools.check_env.SLOW_STEP_S", 0.01)
-    # Run only the check for this fault: another check starts a process, which takes a second.
+    # Run only the check for this fault, because another check starts a process.
     check = GLOBAL if title == PRINTS else title
     monkeypatch.setattr("tools.check_env.CHECKS", {check: CHECKS[check]})
     found = failures(write(tmp_path, before, after))
@@ -361,8 +356,7 @@ def test_an_environment_that_ends_its_process_fails(tmp_path, before, moment):
 
 
 def test_an_environment_that_ends_another_process(tmp_path):
-    """A move of this environment ends its process if the hash seed is 1 or 2. The tool
-    itself runs with 0."""
+    """A move ends its process if the hash seed is 1 or 2."""
     leave = '        import os\n        os.environ["PYTHONHASHSEED"] in "12" and os._exit(0)\n'
     subject = write(tmp_path, MOVE, leave + MOVE)
     done = run_tool(subject.spec, hash_seed="0")

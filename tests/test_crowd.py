@@ -1,7 +1,4 @@
-"""Tests of tools/crowd.py: players whose games the tiny base model is pretrained on.
-
-Run with:  python -m pytest -q tests/test_crowd.py
-"""
+"""Tests of tools/crowd.py: players whose games the tiny base model is pretrained on."""
 
 from configurator import load_config
 
@@ -31,7 +28,7 @@ def room(floor, targets, player, boxes):
 
 
 def choices(env, num_draws=50):
-    """Return the set of moves that the careful player takes here; it breaks ties at random."""
+    """Return the moves of the careful player, who breaks ties at random."""
     rng = np.random.default_rng(0)
     return {careful(env, rng) for _ in range(num_draws)}
 
@@ -44,9 +41,9 @@ def test_the_greedy_player_walks_into_holes_and_the_careful_one_around_them():
     # ____
     env = lake((4,), 0, 8)
     rng = np.random.default_rng(0)
-    assert choose_actions("greedy", env, 3, 5, rng) == ["Down"]  # the game ends in the hole
-    # With Left and Up the player stays, 2 moves from the goal; Right leads away. On slippery ice,
-    # Left could slip down into the hole. The careful player avoids Left even without slips.
+    assert choose_actions("greedy", env, 3, 5, rng) == ["Down"]
+    # With Left and Up the player stays, 2 moves from the goal. On slippery ice, Left could slip
+    # into the hole.
     assert choices(env) == choices(lake((4,), 0, 8, success_rate=0.8)) == {"Up"}
 
 
@@ -94,7 +91,6 @@ def test_the_careful_player_pushes_a_box_into_a_corner_that_is_a_target():
 @pytest.mark.slow
 @pytest.mark.parametrize("files", [("frozenlake_ppo",), ("sokoban_ppo",)])
 def test_players_are_ordered_by_what_they_see(files):
-    """From random to greedy to careful to planner, success rises by over 5 points each time."""
     config, _, _ = load_config([config_file(file) for file in files])
     config = replace(config, eval_size=128, eval_split="heldout")
     rates = [play_crowd(name, config, 2).mean() for name in (*crowd.SHARES, "planner")]

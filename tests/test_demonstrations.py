@@ -1,7 +1,4 @@
-"""Tests of tools/demonstrations.py: demonstrations are correct, keep limits, can be replayed.
-
-python -m pytest -q tests/test_demonstrations.py
-"""
+"""Tests of tools/demonstrations.py: demonstrations are correct, keep limits, can be replayed."""
 
 from configurator import SftConfig, load_config
 
@@ -22,7 +19,6 @@ def tiny_config(experiment, **changes):
 
 
 def first_demonstration(config, chat, num_turns):
-    """Return the first demonstration with at least `num_turns` turns."""
     for i in range(50):
         demo = demonstration(config, chat, i)
         if len(demo.turns) >= num_turns:
@@ -73,7 +69,7 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     assert "failure" in {demo.status for demo in noisy}
     for demo, other in zip(clean, noisy, strict=True):
         first, spoilt = demo.turns[0], other.turns[0]
-        assert first.prompt_ids == spoilt.prompt_ids  # both play the same instance
+        assert first.prompt_ids == spoilt.prompt_ids
         assert first.text.split("</think>")[0] == spoilt.text.split("</think>")[0]
 
 
@@ -81,8 +77,8 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     "sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)]
 )
 def test_the_first_demonstrations_may_be_clean(chat, sizes):
-    """With sft_clean=0.75, the first 30 of 40 demonstrations have no noise, the others have noise.
-    The total, 40, is sft_steps * sft_batch_size, or sft_demos if that is less."""
+    """The first 0.75 * 40 = 30 demonstrations have no noise. 40 is sft_steps * sft_batch_size, or
+    sft_demos if less."""
     config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
     for index in (0, 29, 30, 39):
         alone = replace(config, sft_noise=float(index >= 30), sft_clean=0.0)
@@ -95,8 +91,8 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
         demos = [demonstration(config, chat, i) for i in range(150)]
         counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
-        # One action is drawn with probability 0.75 without noise and 1/3 with noise; short plans
-        # near the goal make it a little more frequent.
+        # A turn has one action with probability 0.75 without noise and 1/3 with noise. Short plans
+        # near the goal make one action a little more frequent.
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
 
@@ -114,8 +110,7 @@ def test_the_planner_demonstrates_the_optimal_plan_of_every_turn(chat, experimen
 
 
 def test_the_crowd_demonstrates_good_and_bad_play(chat):
-    """sft_player=crowd mixes players. With sft_planners=1, only the planner plays and wins most
-    games. With 0, only the others play and win far fewer."""
+    """With sft_planners=1, only the planner plays; with sft_planners=0, only the weaker players."""
     config = tiny_config("sokoban_ppo", sft_player="crowd")
     rates = []
     for planners in (1.0, 0.0):
@@ -132,7 +127,7 @@ def test_a_demonstration_stays_inside_the_context(chat):
     whole = first_demonstration(config, chat, num_turns=3)
     index = whole.seed[-1]
     used = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
-    limit = used + len(whole.turns[1].prompt_ids) - 1  # one token too few for the second prompt
+    limit = used + len(whole.turns[1].prompt_ids) - 1
     cut = demonstration(replace(config, max_context_tokens=limit), chat, index)
     assert (cut.status, len(cut.turns), cut.ids) == ("out_of_tokens", 1, whole.ids[:used])
 
@@ -174,7 +169,6 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
     def within(max_context_tokens):
         return demonstration(replace(config, max_context_tokens=max_context_tokens), chat, index)
 
-    # If the last reply does not fit into the context, the demonstration ends before its turn.
     cut = within(len(whole.ids) - 1)
     assert (cut.status, cut.ids) == ("out_of_tokens", replace(whole, turns=whole.turns[:-1]).ids)
     one_turn = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)

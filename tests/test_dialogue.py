@@ -1,7 +1,4 @@
-"""Tests of dialogue.py: rewards for thoughts, games by hand.
-
-Run with:  python -m pytest -q tests/test_dialogue.py
-"""
+"""Tests of dialogue.py: rewards for thoughts, games by hand."""
 
 from configurator import Config
 
@@ -24,8 +21,7 @@ def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
 
 
 def bonus(thought, most=0.6, **options):
-    """Return what the thought adds to the reward, if all facts together are worth `most`. Check
-    that no message to the policy shows this bonus."""
+    """Return what the thought adds to the reward, and check that no message shows this bonus."""
     paid = outcome_of(thought, think_reward=most, **options)
     unpaid = outcome_of(thought, think_reward=0.0, **options)
     assert (paid.user, paid.status, paid.record) == (unpaid.user, unpaid.status, unpaid.record)
@@ -45,10 +41,10 @@ def test_think_reward_by_hand():
         (first, 0.3),
         (first.removesuffix("."), 0.3),
         (f"{first} " * 5, 0.3),  # a repeated fact is paid once
-        (f"{first} I go left. {second}", 0.6),  # a sentence that is no statement costs nothing
+        (f"{first} I go left. {second}", 0.6),
         (f"{first} {second} {false}", 0.3),
         (f"{first} {false}", 0.0),
-        (f"{first} {false} {false}", 0.0),  # the bonus is never negative
+        (f"{first} {false} {false}", 0.0),
         (false, 0.0),
         (f"Not {first} Not {second}", 0.0),  # a fact inside another sentence does not count
         ("", 0.0),
@@ -68,7 +64,6 @@ def test_no_thought_earns_no_think_reward():
 
 
 def test_facts_are_a_set_and_may_be_none(monkeypatch):
-    """A fact that `statements()` lists twice, as for two boxes at equal distances, counts once."""
     env = make_env("frozenlake:success_rate=1.0")
     monkeypatch.setattr(env, "statements", lambda: ["Target 1 up.", "Target 1 up.", "Box here."])
     assert bonus("Target 1 up.", env=env) == pytest.approx(0.3)
@@ -95,7 +90,7 @@ def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
     tagged = ["<think></think><answer>down || Right</answer>", typed[1], typed[2]]
     users = [first, *(episode.step(text).user for text in tagged)]
     assert "not in the required form" in users[2] and 'Unknown action: "Jump"' in users[3]
-    assert (done.returncode, done.stderr) == (0, "")  # the end of the input ends the game
+    assert (done.returncode, done.stderr) == (0, "")
     printed = "\n".join([system, *(f"\n{user}\n> " for user in users)])
     printed = printed.replace("> \n", "> ")
     assert done.stdout == f"{printed}\nthe input ended before the game\n"

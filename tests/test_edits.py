@@ -1,7 +1,4 @@
-"""Tests that the edits shown in README, docs and examples/ work, in a copy of the code.
-
-python -m pytest -q tests/test_edits.py
-"""
+"""Tests that the edits shown in README, docs and examples/ work, in a copy of the code."""
 
 import importlib.util
 import json
@@ -17,7 +14,6 @@ from runs import RUN, assert_same_checkpoint, newest_checkpoint, rows_of, untime
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_COPIED = (".git", ".venv", "out", "wandb", "__pycache__", ".*_cache", ".hypothesis")
-# Fast tests that an edit of an estimator, an environment or a config could break.
 TESTS = ("test_style.py", "test_estimators.py", "test_starpo.py", "test_methods.py")
 
 
@@ -28,7 +24,6 @@ def replace_in(path, old, new):
 
 
 def code_in(page, start):
-    """Return the code block that begins with `start` on Markdown page `page`."""
     text = (ROOT / page).read_text(encoding="utf-8")
     (code,) = re.findall(rf"^ *```\n( *{re.escape(start)}.*?)^ *```$", text, re.M | re.S)
     return code
@@ -40,7 +35,6 @@ def add_estimator_with_state(tree):
 
 
 def add_estimator(tree):
-    """Make the two edits of docs/methods.md, and add a test."""
     branch = code_in("docs/methods.md", 'elif estimator == "maxrl":')
     last = '    else:\n        raise ValueError(f"no group baseline'
     replace_in(tree / "starpo.py", last, branch + last)
@@ -55,24 +49,19 @@ def add_estimator(tree):
 
 
 def add_environment(tree):
-    """Copy the template, as docs/environments.md says."""
     shutil.copy(tree / "examples/my_env.py", tree / "examples/gates.py")
     replace_in(tree / "examples/gates.py", "class Doors(Env)", "class Gates(Env)")
 
 
 def add_overlay(tree):
-    """Copy a config file and add a setting, as README says."""
     path = tree / "config/methods/my_rloo.py"
     shutil.copy(tree / "config/methods/rloo.py", path)
-    # the header of the file names the file
     replace_in(path, "config/methods/rloo.py", "config/methods/my_rloo.py")
     path.write_text(path.read_text() + "clip_high = 0.3\n")
 
 
 def add_figure(tree):
-    """Add the example figure of studies/README.md."""
     lines = code_in("studies/README.md", '"rates": Figure(').splitlines()
-    # the block stands in a list of the page, indented by 3 spaces
     code = "".join(f"{line[3:]}\n" for line in lines)
     start = "\nFIGURES = {\n"
     replace_in(tree / "studies/experiments.py", start, start + code)
@@ -80,7 +69,6 @@ def add_figure(tree):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A folder with a copy of the code, with all edits."""
     folder = tmp_path_factory.mktemp("edits") / "tree"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
     add_estimator_with_state(folder)
@@ -92,7 +80,6 @@ def tree(tmp_path_factory):
 
 
 def in_tree(tree, *command):
-    """Run a command in the copy. Returns: stdout and stderr as one text."""
     changes = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
     done = subprocess.run(
         command,
@@ -141,7 +128,6 @@ def test_the_edits_pass_the_tests(tree):
 
 @pytest.mark.slow
 def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_path):
-    """A run of two iterations, resumed for a third, equals a run of three, bit by bit."""
     config = tmp_path / "config.py"
     changes = dict(
         model=str(trained_folder),
@@ -156,7 +142,7 @@ def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_
     runs = []
     for name, num_iterations in (("whole", 3), ("parts", 2), ("parts", 3)):
         flags = (f"--out_dir={tmp_path / name}", f"--num_iterations={num_iterations}")
-        runs.append((2, [str(config), *flags]))  # on two ranks
+        runs.append((2, [str(config), *flags]))
     in_tree(tree, sys.executable, "tests/forks.py", json.dumps(runs))
     whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
     assert len(whole) == 3 and untimed(whole)[-1] == untimed(parts)[-1]

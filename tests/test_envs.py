@@ -1,9 +1,4 @@
-"""
-Tests of envs.py: how environments are found and mixed, their options and errors, splits and groups.
-Single games are tested in files of their own.
-
-    python -m pytest -q tests/test_envs.py
-"""
+"""Tests of envs.py: specs, mixtures, options, errors, splits and groups of environments."""
 
 from configurator import Config
 
@@ -45,8 +40,6 @@ def test_doctests(module):
 
 
 class Doors(Env):
-    """A game whose `_move` returns the attribute `result`, which a test sets."""
-
     actions = ("left", "right")
 
     def _start(self, instance):
@@ -75,7 +68,7 @@ def test_the_budget_truncates():
     assert not env.step("left").truncated
     assert not env.step("door").valid and env.actions_left == 1
     assert env.step("right").truncated
-    step = env.step("left")  # all actions are used up
+    step = env.step("left")
     assert (step.valid, step.truncated, step.terminated) == (False, True, False)
 
 
@@ -104,8 +97,8 @@ def test_same_seed_same_prompts_in_another_process():
 
 
 def test_splits_are_disjoint():
-    # At frozen_prob 0.9 draws often repeat a board: almost one draw in four has no holes, and there
-    # are only 240 boards without holes.
+    # At frozen_prob 0.9, draws often repeat a board: almost a quarter of boards have no holes, and
+    # only 240 such boards exist.
     env = make_env(LAKE_V2)
     sets = {}
     for split in ("eval", "heldout"):
@@ -143,7 +136,7 @@ def test_group_shares_the_board_and_not_the_noise():
         assert len(set(firsts)) == 1
         assert len(set(ends)) > 1
         outcomes.append(ends)
-    assert outcomes[0] == outcomes[1]  # the same member slips in the same way again
+    assert outcomes[0] == outcomes[1]
 
 
 def test_reset_errors():
@@ -173,7 +166,6 @@ def test_training_leaves_out_what_any_environment_of_the_run_reserves():
     together = [envs.draw_instance(easy, (0, i), "train", (hard,)) for i in range(300)]
     assert len(reserved.intersection(alone)) > 10
     assert not reserved.intersection(together)
-    # instances that are not reserved stay the same
     same = sum(a == b for a, b in zip(alone, together, strict=True))
     assert same == sum(instance not in reserved for instance in alone)
     for text in (f"{easy} @5 > {hard}", f"{easy} + 2*{hard}"):
@@ -182,7 +174,7 @@ def test_training_leaves_out_what_any_environment_of_the_run_reserves():
 
 
 def test_shipped_tokenizer_is_built_again(tokenizer):
-    """A new environment must not change the tiny tokenizer: `base` was trained with it."""
+    """A new environment must not change the tokenizer, because `base` was trained with it."""
     base = json.loads((ROOT / "base" / "tokenizer.json").read_text(encoding="utf-8"))
     built = json.loads(tokenizer.backend_tokenizer.to_str())
     assert len(base["model"]["merges"]) > 100
@@ -287,7 +279,7 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("bandit > sokoban", STAGES),  # the first stage must have an end, @N
+        ("bandit > sokoban", STAGES),  # the first stage needs an end
         ("bandit @x > sokoban", STAGES),
         ("bandit @-5 > sokoban", STAGES),
         ("bandit @1.5 > sokoban", STAGES),
@@ -295,7 +287,7 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
         ("bandit @20 > sokoban @20 > countdown", STAGES),
         ("bandit @20 > sokoban @10 > countdown", STAGES),
         ("bandit @20 > sokoban > countdown", STAGES),
-        ("bandit @20", STAGES),  # the last stage must have no end
+        ("bandit @20", STAGES),
         ("bandit @20 > sokoban @30", STAGES),
         ("", rf"'' in env='' {PART}"),
         ("bandit +", rf"'' in env='bandit \+' {PART}"),
@@ -313,7 +305,6 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
         ("bandit @20 > sokoban @x", PART),
         ("bandti", "unknown environment 'bandti' in env='bandti'; did you mean bandit"),
         ("bandit + 2*frozenlake:sise=3", "unknown option 'sise'"),
-        # a mistake in any stage is refused at every iteration
         ("sokobann @5 > bandit", "unknown environment 'sokobann'"),
     ],
 )

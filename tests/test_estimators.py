@@ -1,7 +1,4 @@
-"""Tests that CRITIC_ESTIMATORS in configurator.py decides which estimators need a critic.
-
-Run with:  python -m pytest -q tests/test_estimators.py
-"""
+"""Tests that CRITIC_ESTIMATORS in configurator.py decides which estimators need a critic."""
 
 import configurator
 from configurator import CHOICES, CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, OTHER_ESTIMATORS

@@ -1,7 +1,4 @@
-"""Tests of eval.py: reference players, one model, pass@k, tables and records, several policies.
-
-Run with:  python -m pytest -q tests/test_eval.py
-"""
+"""Tests of eval.py: reference players, pass@k, tables, records and several policies."""
 
 from configurator import UserError, load_config
 
@@ -63,7 +60,6 @@ def test_players_rank_as_they_should():
         for trajectory in played:
             records = [turn.record for turn in trajectory.turns]
             assert all(record.format_ok and record.num_actions == 1 for record in records)
-            # A reply names one action, not a longer plan that is cut.
             assert not any("||" in turn.text for turn in trajectory.turns)
             assert trajectory.status in ("success", "failure", "out_of_turns")
             assert len(records) <= 10
@@ -152,8 +148,8 @@ def test_evaluate_a_model(trained_model, trained_folder, chat):
 
 
 def samples_by_hand(wins):
-    """Return trajectories. `wins` has a string for each prompt, with 0 or 1 for each sample of
-    it."""
+    """Return trajectories. `wins` has a string of 0 and 1 for each prompt, one character a
+    sample."""
     record = TurnRecord([], num_actions=1, format_ok=True, effective=1.0)
     played = []
     for seed, row in enumerate(wins):
@@ -176,7 +172,6 @@ def test_scores_of_several_samples_by_hand():
     num_trials = 3 * (2 / 9) / 0.165
     assert success_interval(played) == pytest.approx(wilson_interval(num_trials / 3, num_trials))
     single = samples_by_hand("10")
-    # one sample a prompt gives no pass@k
     assert score(single) == summarize(single) | {"error_frac": 0.0}
     keys = score(samples_by_hand(["101010"] * 2))
     assert [key for key in keys if "@" in key] == ["pass@2", "pass@4", "pass@6"]
@@ -190,8 +185,7 @@ def test_scores_of_several_samples_by_hand():
 
 
 def test_prompts_may_have_different_numbers_of_samples():
-    """A record that was cut off lacks samples. pass@2 of 1110 is 1, of 10 it is 1, of 001 it is
-    2/3."""
+    """pass@2 is 1 for 1110, 1 for 10 and 2/3 for 001."""
     found = score(samples_by_hand(["1110", "10", "001"]))
     assert found["pass@2"] == pytest.approx((1 + 1 + 2 / 3) / 3)
     assert [key for key in found if "@" in key] == ["pass@2"]
@@ -200,8 +194,7 @@ def test_prompts_may_have_different_numbers_of_samples():
 
 
 def test_rows_are_paired_with_one_of_them():
-    """Each of three prompts has two samples; a 1 is a win. Row p has the rates 1, 0.5 and 0, and
-    row q 0.5, 0 and 0, so the mean difference is (0.5 + 0.5 + 0) / 3."""
+    """Row p has the rates 1, 0.5 and 0, row q 0.5, 0 and 0, so their mean difference is 1/3."""
     models = {"m": ["11", "11", "11"], "n": ["00", "00", "00"]}
     players = {"p": ["11", "10", "00"], "q": ["10", "00", "00"], "r": ["00", "00", "00"]}
     rows = {}
@@ -211,8 +204,8 @@ def test_rows_are_paired_with_one_of_them():
     *lines, m_is_apart, n_is_apart = differences(rows, "r").split("\n")[1:]
     assert m_is_apart.startswith("  m is not pooled") and n_is_apart.startswith("  n is not pooled")
     found = dict(line.strip().split(": ") for line in lines)
-    # n - r is 0 for all three prompts. For the interval, +1 and -1 are appended. The variance of
-    # these five is 2 / 5, that of their mean 2 / 25.
+    # n - r is 0 for all three prompts. The interval appends +1 and -1, so the variance is 2 / 5 and
+    # that of the mean 2 / 25.
     assert found["n"] == "0.0 [-55.4, 55.4]" and found["m"].startswith("100.0 [")
     assert list(found) == ["m", "n", "p", "q"]
     assert "  p: 33.3 [" in differences(rows, "q")
@@ -223,7 +216,7 @@ def test_rows_are_paired_with_one_of_them():
     for name, scores in rows.items():
         played = [replace(trajectory, env="B") for trajectory in scores.trajectories]
         elsewhere[f"B: {name}"] = Scores(scores.metrics, played)
-    both = differences(rows | elsewhere, "q").split("\n")  # each environment has its own reference
+    both = differences(rows | elsewhere, "q").split("\n")
     assert "  p: 33.3 [" in "\n".join(both) and "  B: p: 33.3 [" in "\n".join(both)
     assert (
         both[0].startswith("success - q, ")
@@ -232,7 +225,7 @@ def test_rows_are_paired_with_one_of_them():
     alone = differences(rows | elsewhere, "B: q").split("\n")
     assert alone[0].startswith("success - B: q, ") and "  B: p: 33.3 [" in "\n".join(alone)
     assert not any(line.startswith("  p: ") for line in alone)
-    del rows["p"][1][:2]  # now row p has two prompts only
+    del rows["p"][1][:2]
     with pytest.raises(ValueError, match="rows of different prompts cannot be paired"):
         differences(rows, "r")
 
@@ -296,7 +289,7 @@ FIRST_TURN = SECOND_TURN | {
 
 
 def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
-    half = tokenizer("\u00e9")["input_ids"][:1]  # the first of the two bytes of e with an accent
+    half = tokenizer("\u00e9")["input_ids"][:1]  # the first byte of e with an accent
     played = played_by_hand()[0]
     played.turns[0].response_ids = [*half, *tokenizer("a<think>")["input_ids"]]
     record = trajectory_record(played, tokenizer)
@@ -317,7 +310,6 @@ def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
 
 
 def test_records_of_real_play_add_up(tmp_path):
-    """Sokoban pays in many turns. The record gives each turn what its own actions earn."""
     config = tiny_config("sokoban_ppo", eval_size=3)
     played = play_reference(config, "optimal")
     write_jsonl(tmp_path / "played.jsonl", {"optimal": Scores(summarize(played), played)})
@@ -363,7 +355,6 @@ def test_a_measured_zero_is_a_number():
 
 @pytest.fixture
 def run(tmp_path, trained_folder):
-    """The folder of an unfinished run, with the model in best/."""
     folder = tmp_path / "run"
     save_config(small_config(eval_size=4), {}, folder)
     shutil.copytree(trained_folder, folder / "best")
@@ -396,7 +387,6 @@ def test_eval_of_a_run(run, tmp_path, trained_model, chat, capsys):
 
 
 def test_eval_of_a_run_is_checked_against_the_settings_of_the_run(run):
-    # This run has actions_per_traj=6; the default is 10.
     evaluation.main([str(run), "--player=greedy", "--eval_size=2", "--actions_per_turn=6"])
     message = r"actions_per_turn \(7\) must not exceed actions_per_traj \(6\)"
     with pytest.raises(ValueError, match=message):
@@ -472,10 +462,8 @@ def test_several_policies_and_players_in_one_table(two_runs, trained_folder, tmp
     saved = json.loads(scores.read_text())
     assert list(saved) == names
     assert all(len(row["successes"]) == row["n"] == 6 for row in saved.values())
-    # tools.replay makes the same table from the record and the settings of a run.
     replay.main([str(second), f"--record={lines}"])
     assert rows_in(capsys.readouterr().out) == rows
-    # A replay needs only config.json from the folder of the run.
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(second / "config.json", bare)
@@ -485,7 +473,6 @@ def test_several_policies_and_players_in_one_table(two_runs, trained_folder, tmp
     (tmp_path / "c,lr=1").symlink_to(first, target_is_directory=True)
     evaluation.main([str(tmp_path / "c,lr=1"), "--eval_size=2"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [f"{tmp_path}/c,lr=1/policy"]
-    # With --model, only the models that it names are scored, not the policy of the run.
     evaluation.main([str(first), f"--model={trained_folder},{second}/best", "--eval_size=2"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [str(trained_folder), f"{second}/best"]
 

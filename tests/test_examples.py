@@ -1,8 +1,4 @@
-"""
-Tests of the examples in docs/environments.md: the template examples/my_env.py, and worlds/guess.py.
-
-    python -m pytest -q tests/test_examples.py
-"""
+"""Tests of the examples in docs/environments.md: examples/my_env.py and worlds/guess.py."""
 
 import ast
 import importlib
@@ -37,7 +33,6 @@ def test_the_template_works():
 
 
 def commands_of_the_template():
-    """Return the commands in the docstring of the template as lists: module, then arguments."""
     doc = ast.get_docstring(ast.parse(TEMPLATE.read_text(encoding="utf-8")))
     commands = []
     for line in doc.replace("\\\n", " ").splitlines():
@@ -49,7 +44,6 @@ def commands_of_the_template():
 
 @pytest.mark.slow
 def test_the_commands_of_the_template_work_as_they_stand(tmp_path, monkeypatch, capsys):
-    """Later commands read files of earlier ones. SFT and RL are shortened."""
     for name in ("config", "examples"):
         (tmp_path / name).symlink_to(ROOT / name, target_is_directory=True)
     monkeypatch.chdir(tmp_path)

@@ -1,9 +1,4 @@
-"""
-Tests of check_first_turn of support/preflight.py, which plays a first turn on trial before a run,
-and of the time limit for drawing instances.
-
-    python -m pytest -q tests/test_first_turn.py
-"""
+"""Tests of check_first_turn(), which tries a first turn before a run, and of limits of draws."""
 
 from configurator import UserError
 
@@ -62,8 +57,8 @@ PLACES = ("BUILD", "DRAW", "START", "MOVE")
 
 
 def spec_of(folder, **lines):
-    """Write CODE to a file in `folder`, with `lines` in place of BUILD, DRAW, START or MOVE. Return
-    the spec of this environment."""
+    """Write CODE to `folder` with `lines` in place of BUILD, DRAW, START or MOVE. Return its
+    spec."""
     code = CODE
     for place in PLACES:
         code = code.replace(place, lines.get(place, "pass"))
@@ -104,7 +99,6 @@ def test_a_lake_of_gymnasium_with_a_random_map():
 
 @pytest.mark.parametrize("place", ["START", "MOVE"])
 def test_games_that_never_begin(tmp_path, place):
-    """Without check_first_turn(), each game of the run would last until its time limit."""
     spec = spec_of(tmp_path, **{place: "import time; time.sleep(60)"})
     message = "could not play the first turn of 3 evaluation games; .* no answer within 0.2 s$"
     with pytest.raises(UserError, match=message):
@@ -161,7 +155,6 @@ def test_a_draw_that_never_ends(tmp_path, monkeypatch):
 
 @pytest.fixture
 def meeting(monkeypatch):
-    """Make each reset wait until four resets run at once. Resets in sequence would time out."""
     barrier = threading.Barrier(4)
     reset = dialogue.Episode.reset
 

@@ -1,9 +1,4 @@
-"""
-Tests of FrozenLake against gymnasium's transitions, numbers measured on RAGEN's boards, slow
-versions of the planner, and boards solved by hand.
-
-    python -m pytest -q tests/test_frozenlake.py
-"""
+"""Tests of FrozenLake against gymnasium, RAGEN's boards, slow planners and hand-drawn boards."""
 
 from collections import Counter
 from functools import cache
@@ -49,8 +44,6 @@ def test_a_plan_is_a_number_in_base_5():
 
 
 class Stub:
-    """A random generator whose random() always returns `value`."""
-
     def __init__(self, value):
         self.value = value
 
@@ -69,15 +62,14 @@ def move_outcome(env, cell, action, u):
 def our_transitions(env, cell, action):
     """Return {(next cell, reward, terminated): probability} of a move in our environment.
 
-    The environment draws one u in [0, 1) for a move. Check that u has one outcome in each of three
-    bands, which are (1-p)/2, (1-p)/2 and p wide (p is `success_rate`).
+    The environment draws one u in [0, 1) for a move. Each of three bands of u must have one
+    outcome. The bands are (1-p)/2, (1-p)/2 and p wide, with p = `success_rate`.
     """
     side = (1 - env.success_rate) / 2
     total = Counter()
     for low, high in [(0.0, side), (side, 2 * side), (2 * side, 1.0)]:
         if high - low < 1e-9:
-            continue  # no slips: the two side bands are empty
-        # u near both ends of the band, and in its middle
+            continue
         inside = (low + 1e-9, (low + high) / 2, high - 1e-9)
         outcomes = {move_outcome(env, cell, action, u) for u in inside}
         assert len(outcomes) == 1
@@ -145,7 +137,7 @@ def test_a_slip_names_the_move_that_took_place():
         slips[step.slipped_to] += 1
     assert min(slips.values()) > 40 and len(slips) == 3
     env.terminated = True
-    assert env.step("Up").slipped_to == ""  # the game is over: no move
+    assert env.step("Up").slipped_to == ""
 
 
 def test_ends_by_hand():
@@ -154,13 +146,13 @@ def test_ends_by_hand():
     assert env.step("Up") == Step(
         LAKE_BOARD, 0.0, False, False, success=False, valid=True, effective=False
     )
-    step = env.step("right")  # upper and lower case do not matter
+    step = env.step("right")
     assert step.observation == "_PO_\n_O__\n___G\nO___" and step.effective
     assert env.step("Right") == Step(
         "__X_\n_O__\n___G\nO___", 0.0, True, False, success=False, valid=True, effective=True
     )
     before = env.num_actions
-    step = env.step("Left")  # the game is over
+    step = env.step("Left")
     assert step.terminated and not step.valid and env.num_actions == before
 
     env = on_lake(LAKE_BOARD)
@@ -203,7 +195,6 @@ def test_shortest_paths():
 
 
 def lake_dynamics(instance, success_rate):
-    """Return a function (cell, action) -> {next cell: probability}, and the absorbing cells."""
     _, size, holes, _, goal = instance
     sides = {
         "Left": ("Up", "Down"),
@@ -293,7 +284,6 @@ def test_closed_loop_plan_is_optimal(spec):
 def test_two_action_plans():
     env, instances = raw_draws(LAKE_V1, 10, seed=4)
     gains = [achieved(env, i, 2, 5, 10) - achieved(env, i, 1, 5, 10) for i in instances]
-    # two actions a turn win as often as one, and on some boards more often
     assert min(gains) > -1e-5 and max(gains) > 0.01
     env, instances = raw_draws("frozenlake:size=3,success_rate=0.5", 3, seed=5)
     for instance in instances:
@@ -306,10 +296,9 @@ def test_plan_by_hand():
     env = on_lake(LAKE_BOARD)
     assert env.optimal_length() == 5
     assert env.plan(5, 1) == ["Down", "Down", "Right", "Right", "Right"]
-    # Corridor S _ G above a row of holes, success rate 0.5. From cell 0, Right goes
-    # right with 1/2, up (stays) with 1/4 and down (hole) with 1/4. In one turn of two actions,
-    # Right Right reaches the goal with 1/2 * 1/2. "Up" at cell 0 stays with 1/2 + 1/4 and slips
-    # right with 1/4, so Up Right is worse.
+    # Corridor S _ G above a row of holes, success rate 0.5. From cell 0, Right goes right with 1/2,
+    # up (stays) with 1/4 and down (hole) with 1/4. In one turn of two actions, Right Right reaches
+    # the goal with 1/2 * 1/2. "Up" at cell 0 slips right with 1/4 only, so Up Right is worse.
     instance = ("frozenlake", 3, (3, 4, 5), 0, 2)
     env = make_env("frozenlake:size=3,success_rate=0.5", max_actions=2)
     env.start(instance, [0])
@@ -319,7 +308,7 @@ def test_plan_by_hand():
 
 
 def test_greedy_by_hand():
-    # the goal is 2 down and 3 right: the greedy player goes down, then right, and ignores holes
+    # The greedy player goes 2 down, then 3 right, and ignores holes.
     env = on_lake(LAKE_BOARD)
     path = []
     while not env.terminated:
@@ -346,7 +335,7 @@ def last_line(board):
 
 
 def test_observation_modes_by_hand():
-    # The player is at (1,1). Holes nearby: (1,3), two to the right, and (2,2), the diagonal one.
+    # The player is at (1,1). Nearby holes are (1,3), two to the right, and (2,2), on the diagonal.
     text = on_lake(LAKE_BOARD, observation="relations").observe()
     relations = "Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole."
     assert text == f"{LAKE_BOARD}\n{relations}"
@@ -389,10 +378,7 @@ def test_statements_by_hand(board, moves, facts):
 
 
 def safest_way(board):
-    """Of the shortest paths from P to G, return the one with the fewest holes beside its moves.
-
-    Try all paths of one, two, ... moves on the board text, in the order left, down, right, up.
-    """
+    """Return the shortest path from P to G with the fewest holes beside its moves."""
     places = {}
     for row, line in enumerate(board.split("\n")):
         for col, symbol in enumerate(line):
@@ -406,7 +392,7 @@ def safest_way(board):
         longer = []
         for (risk, words, (row, col)), (name, (dr, dc)) in product(paths, MOVES.items()):
             if places.get((row + dr, col + dc), "O") == "O":
-                continue  # a hole, or off the board
+                continue
             sides = [(row + dc, col + dr), (row - dc, col - dr)]
             risk += sum(places.get(side) == "O" for side in sides)
             longer.append((risk, [*words, name.lower()], (row + dr, col + dc)))

@@ -1,8 +1,6 @@
-"""Tests of the updates of all methods: estimators, filters, aggregations and others. On a CPU.
+"""Tests of the updates of all methods.
 
-Each method's gradient is compared with that of a plain loop over the trajectories.
-
-Run with:  python -m pytest -q tests/test_gradients.py
+The gradient of a method is compared with that of a plain loop over the trajectories.
 """
 
 import pytest
@@ -22,14 +20,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
 
 
 def flatten(gradients):
-    """Return all gradients as one vector, in the order of their names."""
     return torch.cat([gradients[name].flatten() for name in sorted(gradients)])
 
 
 class Update:
-    """One iteration up to its only optimizer step. The step is not taken; the gradients are kept.
+    """One iteration up to its only optimizer step, which is not taken.
 
-    `prepare(learner)` is called before the experience is built, `change(experience)` afterwards."""
+    `prepare(learner)` is called before the experience is built, `change(experience)` afterwards.
+    """
 
     def __init__(self, start, prepare=None, change=None, **changes):
         settings = dict(estimator="grpo", batch_size=8, entropy_coef=0.0) | changes
@@ -66,7 +64,6 @@ class Update:
         return self.played[4 * group : 4 * group + 4]
 
     def advantages(self):
-        """Return the advantages as nested lists: trajectories, turns, tokens."""
         tokens = iter(self.experience.advantages.tolist())
         found = []
         for trajectory in self.kept:
@@ -74,7 +71,6 @@ class Update:
         return found
 
     def token_weight(self, trajectory):
-        """Return the weight that each token of this trajectory has in the loss."""
         num_tokens = sum(kept.num_response_tokens for kept in self.kept)
         batch = len(self.kept)
         return {
@@ -85,8 +81,8 @@ class Update:
         }[self.config.aggregation]
 
     def plain_gradient(self):
-        """Return the gradient of -sum of weight * A * log p over tokens, in a loop over
-        trajectories and turns, with one forward per turn."""
+        """Return the gradient of -sum of weight * A * log p over tokens, with one forward per
+        turn."""
         plain = AutoModelForCausalLM.from_pretrained(self.start, dtype=torch.float32)
         for trajectory, advantages in zip(self.kept, self.advantages(), strict=True):
             seen = []
@@ -105,7 +101,6 @@ class Update:
 
 @pytest.fixture(scope="module")
 def neutral(trained_folder):
-    """The update of plain GRPO, with which those of other methods are compared."""
     parallel.init_distributed(small_config())
     return Update(trained_folder)
 
@@ -122,7 +117,6 @@ def same_gradient(update, neutral, factor=1.0):
 
 
 def scores_of(update):
-    """Return the scores of the trajectories that the filter keeps, one row for each group."""
     return torch.tensor([trajectory.score for trajectory in update.original]).double().view(-1, 4)
 
 
@@ -131,7 +125,6 @@ def centred(values):
 
 
 def first_advantages(update):
-    """Return the advantage of the first token of each trajectory, one row for each group."""
     return torch.tensor([turns[0][0] for turns in update.advantages()]).double().view(-1, 4)
 
 
@@ -140,7 +133,6 @@ def rewards_of(update):
 
 
 def spread(update):
-    """Return the largest difference between two advantages inside one trajectory."""
     spreads = []
     for turns in update.advantages():
         tokens = [advantage for turn in turns for advantage in turn]
@@ -218,8 +210,10 @@ def varies_by_turn_only(update):
 
 
 def doubles_the_advantages(update, neutral):
-    """Whether advantages are twice those of GRPO. Here all trajectories of a group have one turn in
-    one state, so the two terms of GiGPO are equal."""
+    """Whether advantages are twice those of GRPO.
+
+    A trajectory has one turn and its group one state, so the two terms of GiGPO are equal.
+    """
     scores = scores_of(update)
     grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)
     return same(first_advantages(update), 2 * grpo)
@@ -230,7 +224,7 @@ BATCH_NORM = dict(reward_norm="mean_std", reward_norm_over="batch", estimator="d
 ALL_BY_SOFTMAX = dict(filter_strategy="top_p_softmax", filter_keep=1.0, filter_zero_std=True)
 SMALLEST_MEANS = dict(filter_by="reward_mean", filter_smallest=True, filter_zero_std=True)
 
-# Method -> its settings, and a check of its update `u` against the update `n` of plain GRPO.
+# method -> its settings, and a check of its update `u` against the update `n` of plain GRPO
 METHODS = {
     "neutral": ({}, lambda u, n: torch.equal(u.gradient, n.gradient)),
     # estimators
@@ -309,7 +303,6 @@ METHODS = {
         dict(filter_loss_scale="sqrt"),
         lambda u, n: same_gradient(u, n, 0.5**0.5),
     ),
-    # context windows, and RAGEN v1's mask, which trains on observations
     "single turns": (dict(context_turns=1), sees_single_turns),
     "two turns": (dict(context_turns=2), lambda u, n: max(len(t.turns) for t in u.kept) == 3),
     "two turns, all tokens": (
@@ -341,7 +334,6 @@ def test_every_method_makes_the_update_that_it_names(trained_folder, neutral, me
 
 
 def perturb_reference(learner):
-    """Make the reference differ from the policy."""
     with torch.no_grad():
         for weight in learner.ref.parameters():
             weight.mul_(1.1)
@@ -359,7 +351,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
         "k3": (-difference).exp() - 1 + difference,
     }[kl_estimator]
     assert kl.abs().mean() > 0.01
-    rewards = []  # the reward of a turn is at its last token
+    rewards = []
     for trajectory in update.kept:
         for turn in trajectory.turns:
             rewards += [0.0] * (len(turn.response_ids) - 1) + [turn.reward]
@@ -369,14 +361,13 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
     expected = (to_go - to_go.mean()) / to_go.std()
     advantages = update.experience.advantages.double()
     torch.testing.assert_close(advantages, expected, rtol=1e-4, atol=1e-4)
-    assert same(update.gradient, update.plain_gradient())  # the loss has no KL term
+    assert same(update.gradient, update.plain_gradient())
     assert update.metrics["kl_ref"] == pytest.approx(kl.mean().item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
-def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
-    """The policy equals its reference, and rewards are 0, so advantages must be 0. If differences
-    between engine and trainer counted as KL, whitening would magnify them."""
+def test_the_kl_term_ignores_differences_between_engine_and_trainer(trained_folder, estimator):
+    """If engine/trainer mismatch counted as KL, whitening would magnify the mismatch."""
     kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     learner = make_learner(trained_folder, estimator=estimator, **kl)
     kept, _ = collect_and_target(learner)
@@ -405,8 +396,8 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
 
 
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
-    """All ratios are e^2 = 7.4. Tokens with positive advantages are clipped, those with negative
-    ones only by a dual clip below 7.4."""
+    """All ratios are e^2 = 7.4. Tokens with negative advantages are clipped only if dual_clip is
+    below 7.4."""
 
     def move_away(experience):
         experience.old_logprobs = experience.old_logprobs - 2.0
@@ -421,7 +412,7 @@ def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
 
 
 def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
-    """A patched parser gives replies of odd length a true thought and the others a false one."""
+    """A patched parser gives some replies a true thought, and the other replies a false thought."""
     parse = dialogue.parse_response
 
     def thoughtful(text, *, think):

@@ -1,8 +1,4 @@
-"""
-Tests of files that an attacker may prepare: links in place of files, and bad content.
-
-    python -m pytest -q tests/test_hostile_files.py
-"""
+"""Tests of files that an attacker may prepare: links in place of files, and bad content."""
 
 from configurator import Config, UserError
 
@@ -53,7 +49,6 @@ def one_rank():
 
 @pytest.fixture
 def target(tmp_path):
-    """A file that no command may change. Tests put links to it into `folder`."""
     path = tmp_path / "target"
     path.write_text("precious")
     return path
@@ -141,7 +136,7 @@ def test_a_run_refuses_a_folder_with_links(name, folder, target):
     (folder / "config.json").write_text('{"config": {}}')
     path = folder / name
     path.parent.mkdir(exist_ok=True)
-    path.symlink_to(target)  # refused, even after its target is gone
+    path.symlink_to(target)
     with pytest.raises(UserError) as error:
         check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
     target.unlink()
@@ -166,7 +161,7 @@ def test_the_old_name_of_a_partial_file_is_not_used(folder, target):
 
 def test_a_folder_is_tried_before_the_work():
     with pytest.raises(UserError) as error:
-        check_writable("/proc/scores.json")  # nobody can create a file there
+        check_writable("/proc/scores.json")
     sentence = str(error.value)
     assert sentence.startswith("/proc/scores.json cannot be written ([Errno 2] ")
 
@@ -214,8 +209,6 @@ def test_a_run_refuses_entries_of_another_kind(name, kind, folder):
 
 
 def test_what_a_run_does_not_open_is_left_alone(folder, target):
-    """A run allows links that it does not open: W&B offline makes some, and a user may make
-    others."""
     save_config(Config(), {}, folder)
     for name in ("wandb/latest-run", "wandb/debug.log", "newest", "notes.jsonl", "best/notes"):
         path = folder / name
@@ -229,7 +222,7 @@ def test_what_a_run_does_not_open_is_left_alone(folder, target):
     assert (folder / "a.partial").is_dir() and not (folder / "b.partial").exists()
 
 
-LONG = 300 * "a"  # file names have at most 255 bytes
+LONG = 300 * "a"
 
 
 def test_a_name_that_is_too_long_is_one_sentence(folder):
@@ -253,7 +246,7 @@ def test_a_name_that_is_too_long_is_one_sentence(folder):
         ("tools.sft", [*SMALL, "--sft_steps=1", f"--export={LONG}"]),
     ],
 )
-@pytest.mark.slow  # starts other processes
+@pytest.mark.slow
 def test_commands_answer_a_long_name_in_one_sentence(module, arguments, folder):
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -299,7 +292,7 @@ def test_a_lock_that_was_deleted_by_hand_still_holds(folder):
             f"out_dir={str(folder)!r} is in use by a process whose lock file was deleted; "
             "end that process, or give another --out_dir"
         )
-    with lock_folder(folder):  # the lock is free again
+    with lock_folder(folder):
         pass
 
 
@@ -430,7 +423,7 @@ def test_shortened_metrics_are_noticed(folder):
     path = folder / "metrics.jsonl"
     rows = [ROW | {"step": step} for step in (1, 2, 3, 4)]
     write_rows(path, rows)
-    assert read_history(path, 3) == rows[:3]  # iteration 4 has no checkpoint
+    assert read_history(path, 3) == rows[:3]
     assert read_history(path, 0) == []
     sentence = (
         f"{path} must have a row for each iteration up to 3, that of the newest checkpoint; "
@@ -476,7 +469,7 @@ def test_the_state_of_a_checkpoint_of_another_kind(state, sentence, folder):
 @pytest.mark.parametrize("manifest", ["[]", '{"state.json": 1}', "{}", "[" * 5000, '{"../x": "a"}'])
 def test_the_manifest_of_a_checkpoint_of_another_kind(manifest, folder, capsys):
     checkpoint_with(folder, '{"format": 1, "step": 3}', manifest)
-    (folder / "checkpoint-abcdef").mkdir()  # not a name of a checkpoint
+    (folder / "checkpoint-abcdef").mkdir()
     (folder / "checkpoint-000009").write_text("")
     with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
         checkpoint.newest(folder)

@@ -1,7 +1,7 @@
-"""Tests of the adapters to GEM, reasoning-gym and gymnasium.
+"""
+Tests of the adapters to GEM, reasoning-gym and gymnasium.
 
-Many tests use fakes of these packages that behave badly. Tests of a package itself are skipped if
-it is not installed:
+Many tests use fakes of these packages that behave badly. The others need the packages:
 
     make test-hubs
 """
@@ -64,7 +64,7 @@ def fake_module(monkeypatch, name, **values):
 
 
 class BadManners:
-    """A fake game of GEM that prints, logs and seeds global generators. Its turn limit is 8."""
+    """A fake game of GEM that prints, logs and seeds global generators."""
 
     def __init__(self, size=1000, max_turns=8, **_):
         random.seed(1)
@@ -217,7 +217,6 @@ def test_a_mixture_of_67_environments_draws_the_splits_of_each_once(fake_gem):
 
 @pytest.mark.parametrize("splits", ["seen", "seed"])
 def test_settings_that_cannot_be_met_are_refused_before_the_run(fake_gem, monkeypatch, splits):
-    """With splits=seed, no game is made before check_envs() tries a first turn."""
     monkeypatch.setattr(envs, "DRAW_LIMIT_S", 0.2)
     config = small_config(env=f"gem:game:Never-v0,splits={splits}", step_timeout_s=0.2)
     with pytest.raises(UserError, match="something impossible|no answer within 0.2 s$"):
@@ -228,7 +227,7 @@ def test_gem_reads_answers_and_keeps_its_limits(fake_gem):
     env = opened("gem:game:Many-v0", max_actions=30)
     assert env.rules() == with_answer_tags(env.rules())
     assert env.rules().startswith("Guess. For example <answer>")
-    assert env.max_actions == 8  # the game's own limit
+    assert env.max_actions == 8
     assert opened("gem:game:Many-v0", max_actions=5).max_actions == 5
     assert "\\boxed{7}" in env.step("7").observation
     for text in ("", "a}\\boxed{b"):
@@ -455,7 +454,7 @@ def test_the_reference_player_of_gymnasium_is_optimal():
         steps = [env.step(action) for action in env.plan(50, 50)]
         assert len(steps) == length
         assert steps[-1].success
-    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0  # at the start, cell 36, go up
+    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0
     with pytest.raises(UserError, match="gymnasium:Blackjack-v1 has no reference player"):
         opened("gymnasium:Blackjack-v1").plan(1, 1)
 
@@ -550,8 +549,8 @@ def test_settings_are_literals_or_texts():
 
 
 def test_marks_of_a_guess():
-    """The secret 'crepe' has two e. In the guess 'eerie', the last and the first e match them, so
-    the second e gets X."""
+    """The secret 'crepe' has two e. The last and the first e of 'eerie' match them, so the second e
+    gets X."""
     assert "".join(marks("crepe", "eerie")) == "YXYXG"
     assert "".join(marks((1, 2, 3), (3, 2, 4))) == "YGX"
 
@@ -661,7 +660,7 @@ def test_every_game_of_gem_accepts_any_text_and_its_random_player():
     ],
 )
 def test_reference_players_of_gem_win(name):
-    """Half of all boards of the fifteen puzzle have no solution; they are left out."""
+    """Half of all boards of the fifteen puzzle have no solution, and are left out."""
     wins = games = 0
     for seed in range(12):
         env = opened(f"gem:game:{name},splits=seed", seed, max_actions=50)
@@ -693,7 +692,6 @@ def test_words_of_gem_need_no_download():
 @pytest.mark.slow
 @needs_rg
 def test_the_answers_of_the_datasets_are_right():
-    """All tested datasets but two give an answer, which must be correct. Scores are in [0, 1]."""
     from reasoning_gym.factory import DATASETS
 
     without_solution = []

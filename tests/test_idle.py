@@ -1,7 +1,4 @@
-"""Tests that a run whose filter keeps no group reports this, the reason, and what to do.
-
-Run with:  python -m pytest -q tests/test_idle.py
-"""
+"""Tests that a run whose filter keeps no group reports the reason and a remedy."""
 
 import json
 import re
@@ -26,7 +23,7 @@ def test_the_tenth_idle_iteration_in_a_row_is_told_once():
     assert told[10] == NONE_OF_TEN
     history = [BUSY] * 3 + [IDLE] * 9 + [BUSY] + [IDLE] * 12
     told = [n for n in range(len(history) + 1) if idle_warning(history[:n])]
-    assert told == [23]  # 3 + 9 + 1 iterations, then the tenth of the last idle ones
+    assert told == [23]  # the tenth of the last 12: 3 + 9 + 1 + 10
 
 
 def test_the_numbers_are_those_of_idle_iterations():
@@ -78,7 +75,6 @@ def test_a_run_says_it_also_after_a_continuation(random_model, tokenizer, tmp_pa
     out = capsys.readouterr().out
     assert out.count("iteration 10: " + sentence.format(n=10)) == 1
     assert out.count(sentence.format(n=12)) == 1 and out.count("iterations updated") == 2
-    # A finished run that is started again repeats the sentence.
     run(tmp_path / "out", start, **settings, num_iterations=12)
     assert capsys.readouterr().out.count(sentence.format(n=12)) == 1
     assert json.dumps([row["kept_groups"] for row in rows_of(tmp_path / "out")]) == str([0] * 12)

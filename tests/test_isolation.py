@@ -1,7 +1,4 @@
-"""Tests of the tests: none of them reads or writes runs or settings of the user.
-
-Run with:  python -m pytest -q tests/test_isolation.py
-"""
+"""Tests that no test reads or writes runs or settings of the user."""
 
 import os
 import re
@@ -12,7 +9,6 @@ from pathlib import Path
 import isolation
 import pytest
 
-# A test that works in the checkout would find the user's runs in out/.
 WORKS_IN_THE_CHECKOUT = re.compile(r"(?:cwd=|chdir\()\w*\.?ROOT")
 SHOW_VARIABLES = """
 import isolation, os
@@ -27,7 +23,7 @@ print(os.environ["ALFWORLD_DATA"])
 def test_each_test_begins_without_runs(time):
     assert Path.cwd() != isolation.ROOT
     assert Path("train.py").resolve() == isolation.ROOT / "train.py"
-    Path("out").mkdir()  # fails if an earlier test has left it
+    Path("out").mkdir()
 
 
 def test_home_and_settings_of_the_user_are_not_seen(tmp_path):

@@ -1,8 +1,4 @@
-"""
-Tests of log.py: metrics.jsonl and TensorBoard's event files agree, also if a run was resumed.
-
-    python -m pytest -q tests/test_log.py
-"""
+"""Tests of log.py: metrics.jsonl and TensorBoard's event files agree, also after a resume."""
 
 import doctest
 import os
@@ -38,8 +34,10 @@ def points(events, tag):
 
 
 def texts(out_dir, tag):
-    """Return (step, text) as TensorBoard shows them. event_accumulator would also return texts
-    that a repeated iteration replaced."""
+    """Return (step, text) as TensorBoard shows them.
+
+    event_accumulator would also return texts that a repeated iteration replaced.
+    """
     events = events_of(out_dir, plugin_event_accumulator).Tensors(f"{tag}/text_summary")
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
 
@@ -57,7 +55,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     events = events_of(tmp_path)
     # 9.0, written before the restart, is dropped
     assert points(events, "rollout/reward") == [(2, 0.5), (3, 1.0)]
-    assert events.Tags()["scalars"] == ["rollout/reward"]  # there is no smoothed copy of it
+    assert events.Tags()["scalars"] == ["rollout/reward"]
     assert texts(tmp_path, "collapse/regime") == [(1, "diverse"), (2, "diverse"), (3, "template")]
 
 
@@ -86,7 +84,7 @@ def test_settings_are_a_table_of_text(tmp_path):
     config = replace(CONFIG, out_dir="out/`my`|run", learning_rate=3e-4)
     Log(tmp_path, [a_row(1)], config)
     ((step, text),) = texts(tmp_path, "settings")
-    assert step == 2  # the first iteration of this process
+    assert step == 2
     lines = text.split("\n")
     assert lines[:2] == ["| setting | value |", "|---|---|"]
     assert {"| out_dir | `out/'my'/run` |", "| learning_rate | `0.0003` |"} <= set(lines)
@@ -103,7 +101,7 @@ def test_text_of_trajectories_is_not_interpreted(tmp_path):
     ((step, text),) = texts(tmp_path, "trajectories/0")
     assert step == 1
     lines = text.split("\n")
-    assert all(line.startswith("    ") for line in lines)  # four spaces: preformatted in Markdown
+    assert all(line.startswith("    ") for line in lines)  # preformatted in Markdown
     paragraphs = "\n".join(line.removeprefix("    ") for line in lines).split("\n\n")
     assert paragraphs == [
         "lake",
@@ -162,8 +160,8 @@ def test_a_folder_that_cannot_be_made_ends_tensorboard_and_not_the_run(tmp_path,
 
 @pytest.fixture(scope="module")
 def continued(trained_folder, tmp_path_factory):
-    """A run of four iterations. Its first process ends after iteration 3, without a checkpoint of
-    it. The second process repeats iteration 3."""
+    """A run of four iterations. Its first process ends after iteration 3 without a checkpoint, so
+    the second process repeats iteration 3."""
     out_dir = tmp_path_factory.mktemp("runs") / "run"
     settings = small_config(
         model=str(trained_folder),
@@ -206,7 +204,7 @@ def test_event_files_hold_the_rows_of_metrics(continued):
         assert [value for _, value in found] == pytest.approx(expected, rel=1e-6), tag
     assert len(events.Tags()["scalars"]) == len(wanted)
     shown = {tag.split("/")[0] for tag in wanted}
-    assert shown == {"rollout", "update", "eval", "cost"}  # no collapse metrics were measured
+    assert shown == {"rollout", "update", "eval", "cost"}
     assert {"rollout/reward", "update/entropy", "eval/success", "cost/cpu_s"} <= wanted.keys()
     assert [step for step, _ in wanted["eval/success"]] == [2, 4]
 

@@ -1,9 +1,4 @@
-"""
-Tests of LoRA against peft and Hugging Face: initial and trained weights, merging, saving, resuming.
-On a CPU.
-
-    python -m pytest -q tests/test_lora.py
-"""
+"""Tests of LoRA against peft and Hugging Face: weights, merging, saving, resuming."""
 
 import json
 import sys
@@ -50,8 +45,7 @@ def frozen_weights(module):
 
 @pytest.fixture(scope="module")
 def updated(trained_folder, tmp_path_factory):
-    """A learner after two optimizer steps, the trajectories that it was trained on, and the folder
-    with its checkpoint and policy/."""
+    """A learner after two optimizer steps, its trajectories, and the folder with its checkpoint."""
     folder = tmp_path_factory.mktemp("lora")
     parallel.init_distributed(small_config())
     learner = make_learner(trained_folder, lora_rank=RANK, learning_rate=1e-2, bias=True)
@@ -133,13 +127,13 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_folder, dtype):
     """An update is 1/20 of the distance between neighbouring 16-bit numbers. Rounding to nearest
-    would undo it."""
+    would undo the update."""
     learner = make_learner(trained_folder, lora_rank=RANK, dtype=dtype, estimator="grpo")
     rounded = getattr(torch, dtype)
     names = []
     for name, parameter in learner.policy.model.named_parameters():
         local = parameter.to_local()
-        if name.endswith("base_layer.weight"):  # exact in this dtype
+        if name.endswith("base_layer.weight"):
             local.copy_((2.0**-5 * (1 + torch.rand_like(local))).to(rounded))
             names.append(name.replace(".base_layer", ""))
         elif ".lora_A." in name:
@@ -163,7 +157,6 @@ def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_fo
 
 @torch.no_grad()
 def plain_logprobs(plain, trajectories):
-    """Return the log-probs of the sampled tokens, computed by Hugging Face's own forward."""
     logprobs = []
     for trajectory in trajectories:
         batch = pack([trajectory])
@@ -173,7 +166,7 @@ def plain_logprobs(plain, trajectories):
 
 
 def test_the_policy_folder_is_plain_and_the_adapter_is_for_peft(updated, trained_folder):
-    from peft import PeftModel  # takes seconds to import
+    from peft import PeftModel
 
     learner, kept, folder = updated
     expected = torch.cat(
@@ -183,7 +176,7 @@ def test_the_policy_folder_is_plain_and_the_adapter_is_for_peft(updated, trained
     base = AutoModelForCausalLM.from_pretrained(trained_folder)
     assert merged.config.to_dict().keys() == base.config.to_dict().keys()
     before = plain_logprobs(base, kept)
-    assert (expected - before).abs().max() > 0.05  # the update changed log-probs
+    assert (expected - before).abs().max() > 0.05
     torch.testing.assert_close(plain_logprobs(merged, kept), expected, rtol=0, atol=1e-5)
     adapted = PeftModel.from_pretrained(base, folder / "policy/adapter")
     torch.testing.assert_close(plain_logprobs(adapted, kept), expected, rtol=0, atol=1e-5)
@@ -212,7 +205,7 @@ def test_a_run_with_lora_continues_bit_by_bit(trained_folder, tmp_path, capsys):
     assert "critic: 9,793 of 157,825 parameters are trained" in out
     for row in rows:
         assert row["grad_norm"] > 0
-        assert row["logprob_diff_mean"] < 1e-5  # the engine has the merged weights
+        assert row["logprob_diff_mean"] < 1e-5
     run(tmp_path / "split", trained_folder, num_iterations=1, **settings)
     resumed = run(tmp_path / "split", trained_folder, num_iterations=2, **settings)
     assert untimed(resumed) == untimed(rows)
@@ -221,7 +214,7 @@ def test_a_run_with_lora_continues_bit_by_bit(trained_folder, tmp_path, capsys):
 
 
 def test_without_lora_peft_is_not_imported(trained_folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)  # importing peft fails
+    monkeypatch.setitem(sys.modules, "peft", None)
     names = {name for name, _ in make_learner(trained_folder).policy.model.named_parameters()}
     expected = model.load_model(str(trained_folder))[0].state_dict()
     assert names | {"lm_head.weight"} == expected.keys()

@@ -1,7 +1,4 @@
-"""Tests of methods.py: numbers worked out by hand, slow loops, and settings that change nothing.
-
-Run with:  python -m pytest -q tests/test_methods.py
-"""
+"""Tests of methods.py: numbers worked out by hand, slow loops, and settings that change nothing."""
 
 from configurator import Config, UserError, load_config
 
@@ -38,8 +35,6 @@ def test_doctests(module):
 
 
 def random_batch(seed, *, num_groups=3, group_size=4, num_states=3):
-    """Return the turns of a random batch, with 1 to 5 turns a trajectory and 1 to 3 tokens a
-    turn."""
     rng = np.random.default_rng(seed)
     turns = rng.integers(1, 6, num_groups * group_size).tolist()
     num_turns = sum(turns)
@@ -53,7 +48,6 @@ def random_batch(seed, *, num_groups=3, group_size=4, num_states=3):
 
 
 def on_last_tokens(turn_rewards, tokens_per_turn):
-    """Return rewards of tokens: a turn's reward at its last token, 0 elsewhere."""
     rewards = torch.zeros(sum(tokens_per_turn), dtype=turn_rewards.dtype)
     rewards[torch.tensor(tokens_per_turn).cumsum(0) - 1] = turn_rewards
     return rewards
@@ -80,7 +74,7 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
         # Progress is paid at turn 2, the second with a positive reward, and at the last turn.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
-        ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # rewards sum to 0
+        ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),
         ([1.0], True, "balanced", 4, [1]),
     ],
 )
@@ -94,10 +88,10 @@ def test_shape_by_hand(rewards, success, density, most, expected):
     [
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
-        ([2, 4, 1], False, [-1, 3 / 2]),  # farther away, then nearer
-        # no plan counts as distance 4, twice the first
+        ([2, 4, 1], False, [-1, 3 / 2]),
+        # A state without a plan counts as distance 4, twice the first.
         ([2, None, None], False, [-1, 0]),
-        ([3, None, 1], False, [-1, 5 / 3]),  # the next move leads to a state with a plan again
+        ([3, None, 1], False, [-1, 5 / 3]),
         ([3, 0], True, [1]),
         ([3, 0], False, [-1]),  # a plan of 0 moves without success counts as no plan
         ([3, None], True, [1]),  # a finished game may have no plan
@@ -142,8 +136,7 @@ def test_a_density_that_is_none_is_refused():
 
 
 def test_gigpo_by_hand():
-    """Two trajectories with the scores 1 and 0. Both start in state a; the first then
-    visits b twice."""
+    """Both trajectories start in state a; the first then visits b twice. The scores are 1 and 0."""
     rewards = torch.tensor([0.0, 0.0, 1.0, 0.0])
     # Returns G of the turns with gamma 0.5: 0.25 in a, 0.5 in b, 1 in b, 0 in a. Means of G: 0.125
     # in a, 0.75 in b.
@@ -156,7 +149,7 @@ def test_gigpo_by_hand():
     assert returns is None
     found, _ = estimate(*batch, estimator="grpo", **options)
     # grpo divides both differences by a std. The std of two values is their distance / sqrt(2), so
-    # each becomes +-1/sqrt(2).
+    # each difference becomes +-1/sqrt(2).
     expected = torch.tensor([3.0, -1.0, 3.0, -3.0]) / 2**0.5
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -181,7 +174,7 @@ def test_equal_states_of_two_groups_are_not_compared():
 
 def slow_gigpo(batch, *, weight, gamma, divide):
     """Return the advantages of equations 3 and 5 to 8 of arXiv 2505.10978, one turn at a time."""
-    steps = []  # (trajectory, turn) of each turn
+    steps = []
     for trajectory, count in enumerate(batch["turns"]):
         steps += [(trajectory, turn) for turn in range(count)]
     reward = dict(zip(steps, batch["rewards"].tolist(), strict=True))
@@ -237,7 +230,6 @@ def test_gigpo_is_for_some_estimators(estimator):
 
 
 def play(env, *replies, **changes):
-    """Return the trajectory that these replies give in the first evaluation instance."""
     config = small_config(env=env, max_turns=len(replies), **changes)
     episode = rollout.Rollout(rollout.make_episode(config, env), (0,))
     episode.reset("eval")
@@ -338,8 +330,8 @@ def test_turn_ppo_trains_one_value_a_turn():
 
 
 def random_tokens(seed, lengths=(3, 1, 4, 2)):
-    """Return log-probs of tokens under policy, old policy and engine, their advantages, and the
-    ids of their sequences."""
+    """Return log-probs under policy, old policy and engine, advantages, and sequence numbers of
+    tokens."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1
@@ -351,7 +343,6 @@ def random_tokens(seed, lengths=(3, 1, 4, 2)):
 
 
 def pieces_of(numbers):
-    """Return a list with the token indices of each sequence."""
     found = {}
     for index, number in enumerate(numbers.tolist()):
         found.setdefault(number, []).append(index)
@@ -359,11 +350,11 @@ def pieces_of(numbers):
 
 
 def slow_gspo(new, old, advantages, numbers, clip_low, clip_high):
-    """Return loss and gradient of equation 5 of arXiv 2507.18071. The ratio s of a sequence is the
-    geometric mean of its token ratios.
+    """Return loss and gradient of equation 5 of arXiv 2507.18071.
 
-    The gradient of s with respect to log pi(y_t) is s / |y|, by equation 10. That of the loss is 0
-    if clipping lowers s * A."""
+    The ratio s of a sequence is the geometric mean of its token ratios. Its gradient with respect
+    to log pi(y_t) is s / |y|, by equation 10.
+    """
     pieces = pieces_of(numbers)
     loss = 0.0
     gradient = torch.zeros(len(new), dtype=torch.float64)
@@ -403,13 +394,12 @@ def test_gspo_equals_a_slow_loop(seed):
     assert abs(loss.item() - expected) < 1e-6
     assert (leaf.grad - gradient).abs().max() < 1e-6
     assert leaf.grad.abs().max() > 0.01
-    # approx_kl uses the ratios of tokens, not of sequences.
     d = new - old
     assert metrics["approx_kl"].item() == pytest.approx((d.exp() - 1 - d).sum().item())
 
 
 def test_gspo_by_hand():
-    """One sequence has tokens with the ratios 4 and 1: both get the geometric mean, 2."""
+    """The tokens with ratios 4 and 1 form one sequence: both get the geometric mean, 2."""
     new = torch.tensor([4.0, 1.0, 3.0]).log().requires_grad_()
     log_ratio = methods.gspo_log_ratio(new, torch.zeros(3), torch.tensor([2, 2, 8]))
     torch.testing.assert_close(log_ratio.exp(), torch.tensor([2.0, 2.0, 3.0]))
@@ -418,8 +408,8 @@ def test_gspo_by_hand():
 
 
 def test_ratios_beyond_the_bound_have_no_gradient_in_any_form():
-    """Log ratios are clamped to [-20, 20]. Of 19, 21 and -21, only the first has a gradient, of
-    size exp(19), although clip_low and clip_high never clip. The sequences here have one token."""
+    """Log ratios are clamped to [-20, 20]. Of 19, 21 and -21, only 19 has a gradient, of size
+    exp(19)."""
     old = torch.tensor([-30.0, -30.0, -1.0])
     numbers = torch.arange(3)
     options = dict(clip_low=1.0, clip_high=float("inf"), num_tokens=1)
@@ -476,14 +466,14 @@ def test_good_sequences_are_never_masked():
         advantages = torch.full((2,), advantage)
         found = methods.sequence_mask(new, engine, advantages, numbers, 0.5)
         assert found.tolist() == [kept, kept]
-    # If advantages in a sequence differ, their mean decides whether it is masked.
+    # If advantages in a sequence differ, their mean decides about the mask.
     found = methods.sequence_mask(new, engine, torch.tensor([-1.0, 3.0]), numbers, 0.5)
     assert found.tolist() == [1.0, 1.0]
 
 
 def test_tv_mask_by_hand():
-    """The probability is 0.5 in the engine and 0.8, 0.2 or 0.6 in the policy. If they differ by
-    more than 0.2, tokens whose advantage would increase the difference are masked."""
+    """A token is masked if its probability differs from the engine's 0.5 by more than 0.2 and its
+    advantage would increase the difference."""
     new = torch.tensor([0.8, 0.8, 0.2, 0.2, 0.6, 0.8, 0.2]).log()
     engine = torch.full((7,), 0.5).log()
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0, 0.0])
@@ -521,7 +511,6 @@ def test_the_settings_choose_ratio_weights_and_clip_range(monkeypatch):
 
 
 def spied_loss(monkeypatch, config, seed):
-    """Return the log ratio, weights and clip range that train.py passes to `starpo.ppo_loss`."""
     new, old, engine, advantages, numbers = random_tokens(seed)
     experience = train.Experience(
         sequences=[],
@@ -552,11 +541,11 @@ def test_missing_groups_and_candidates_by_hand():
     std = torch.tensor([0.0, 0.3, 0.0, 0.2, 0.5])
     assert methods.num_missing_groups(std, 4) == 1
     assert methods.num_missing_groups(std, 3) == methods.num_missing_groups(std, 2) == 0
-    assert methods.candidate_groups(std, 2).tolist() == [1, 3]  # the first two with variance
+    assert methods.candidate_groups(std, 2).tolist() == [1, 3]
     # groups 1, 3 and 4 have variance; 0 fills up
     assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]
     assert methods.candidate_groups(std, 5).tolist() == [0, 1, 2, 3, 4]
-    assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]  # there are only 5 groups
+    assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_group_of_one_cannot_wait_for_variance():
@@ -569,7 +558,7 @@ def test_a_group_of_one_cannot_wait_for_variance():
 
 
 def made_up(*num_actions, start=1):
-    """Return a trajectory. Its turns have these numbers of actions, and 1, 2, ... reply tokens."""
+    """Return a trajectory with these numbers of actions and 1, 2, ... reply tokens in its turns."""
     turns = []
     for index, count in enumerate(num_actions):
         record = TurnRecord([], num_actions=count)
@@ -596,7 +585,7 @@ def test_observations_lie_between_replies():
     assert trajectory.observation_mask == [False] * 4 + [True] * 3 + [False] * 2
     other = made_up(1, start=4)
     batch = pack([trajectory, other], observations=True)
-    # packed: the shared 7 7, then 7 1 7 7 7 1 2 of the first trajectory and 7 4 of the second
+    # the shared 7 7, then 7 1 7 7 7 1 2 of the first trajectory and 7 4 of the second
     assert batch.ids.tolist() == [7, 7, 7, 1, 7, 7, 7, 1, 2, 7, 4]
     assert batch.observation_index.tolist() == [4, 5, 6]
     assert batch.predicted_index.tolist() == [3, 7, 8, 10, 4, 5, 6]
@@ -607,7 +596,6 @@ def test_observations_lie_between_replies():
 
 def test_echo_by_hand():
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    # These are two of the four observation tokens of a mini-batch.
     loss = methods.echo_loss(logprobs, num_observation_tokens=4)
     loss.backward()
     assert loss.item() == 3 / 4 and logprobs.grad.tolist() == [-0.25, -0.25]
@@ -619,7 +607,6 @@ def test_echo_by_hand():
 
 @pytest.fixture(scope="module")
 def played(trained_folder):
-    """A learner with GRPO, the trajectories that its filter keeps, and their experience."""
     import parallel
 
     parallel.init_distributed(small_config())
@@ -628,7 +615,6 @@ def played(trained_folder):
 
 
 def gradient_of(played, **changes):
-    """Return policy gradient and metrics of a backward with changed settings."""
     learner, kept, experience = played
     before = learner.config
     learner.config = replace(before, **changes)
@@ -663,7 +649,6 @@ def test_gspo_is_ppo_in_the_first_step(played, segment):
 
 @pytest.mark.parametrize("changes", [dict(sequence_ratio=True), dict(tv_bound=1.0)])
 def test_the_ratio_and_the_clip_reach_the_loss(played, changes):
-    """The old log-probs are changed, so that many ratios are outside the clip range."""
     learner, kept, experience = played
     noise = 0.5 * torch.randn(
         len(experience.advantages), generator=torch.Generator().manual_seed(0)
@@ -696,7 +681,7 @@ def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, 
     monkeypatch.setattr(train, "build_experience", build_experience)
     monkeypatch.setattr(train, "update", update)
     train.iterate(learner, learner.engine, Chat(learner.tokenizer), [])
-    assert len(compared) == 8  # the baselines use trajectories with a void turn, too
+    assert len(compared) == 8
     assert trained == [trajectory for trajectory in compared if not trajectory.has_void_turn]
     assert 0 < len(trained) < len(compared)
 
@@ -739,7 +724,7 @@ def with_settings(learner, kept, **changes):
 
 
 def test_a_masked_token_has_no_gradient(played):
-    """Engine log-probs are raised by 1, so that all tokens with negative advantages are masked."""
+    """Raised engine log-probs mask all tokens with negative advantages."""
     learner, kept, experience = played
     far = replace(experience, rollout_logprobs=experience.rollout_logprobs + 1.0)
     good = replace(far, advantages=far.advantages.clamp(min=0.0))
@@ -751,8 +736,8 @@ def test_a_masked_token_has_no_gradient(played):
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
-    """A void turn executed no action. Dropping its trajectory equals setting the trajectory's
-    advantages to 0 and leaving its tokens out of the denominator."""
+    """A void turn executes no action. Dropping a trajectory equals setting its advantages to 0 and
+    leaving its tokens out of the denominator."""
     learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])
@@ -800,7 +785,7 @@ def test_rounds_of_sampling_add_groups(trained_folder, one_rank):
     assert [t.ids for t in found[: len(first)]] == [t.ids for t in first]
     stats = stats_of(found)
     std = stats.std
-    num_varied = int((std[:2] > 0).sum())  # groups with variance in the first round
+    num_varied = int((std[:2] > 0).sum())
     assert num_varied < 2 and 2 < len(std) <= 2 + 2 * (2 - num_varied)
     assert len({t.seed for t in found}) == len(found) // 4
     kept = train.select_groups(replace(more.config, filter_keep=1.0), found, stats).tolist()
@@ -829,7 +814,6 @@ OVERLAYS = [
 
 
 def settings_of(overlay):
-    """Return the settings that an overlay changes."""
     config, _, _ = load_config([config_file(overlay)])
     changed = {}
     for key, default in vars(Config()).items():
@@ -867,7 +851,7 @@ def test_sampo_is_gspo_and_gigpo_with_a_filter():
 
 @pytest.mark.slow
 def test_neutral_values_change_no_metric_of_a_run(trained_folder, tmp_path, one_rank):
-    """Each iteration takes four optimizer steps, so that the policy differs from the engine."""
+    """With four optimizer steps an iteration, the policy differs from the engine."""
     settings = dict(estimator="grpo", batch_size=4, filter_keep=1.0)
     neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, segment="turn")
     plain = rows(tmp_path / "plain", trained_folder, **settings)

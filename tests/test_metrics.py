@@ -1,8 +1,4 @@
-"""
-Tests of metrics.py: the metrics of an iteration, their groups, and the page that explains them.
-
-    python -m pytest -q tests/test_metrics.py
-"""
+"""Tests of metrics.py: the metrics of an iteration, their groups, and the page of metrics."""
 
 from configurator import Config
 
@@ -73,9 +69,7 @@ def test_groups_of_names():
 
 
 def test_metrics_of_an_iteration_by_hand():
-    """Four groups of two trajectories. One group has an error. Of the other three, the
-    filter keeps one."""
-    first, second = two_trajectories()  # scores 0.9 and 0, success and failure
+    first, second = two_trajectories()  # scores 0.9 and 0
     good = [first, second, second, second, first, first]
     sampled = [*good, replace(first, status="error"), first]
     scores = torch.tensor([trajectory.score for trajectory in good])
@@ -102,7 +96,6 @@ def test_metrics_of_an_iteration_by_hand():
         "in_group_reward_max": (0.9 + 0 + 0.9) / 3,
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
-    # Other functions fill in these metrics.
     assert found["pg_loss"] is None and found["eval_success"] is None
 
 
@@ -135,11 +128,10 @@ def test_summarize_by_hand():
 
 def test_explained_variance_by_hand():
     values, returns = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])
-    # The variance of the errors is 0.5, that of the returns is 2.
     assert explained_variance(values, returns) == pytest.approx(1 - 0.5 / 2)
     small = torch.tensor([1.0, 1.0 + 1e-3])
     assert explained_variance(torch.zeros(2), small) == pytest.approx(0.0)
-    assert explained_variance(small, small) == 1.0  # such a small variance is not 0
+    assert explained_variance(small, small) == 1.0
     assert explained_variance(values, torch.tensor([2.0, 2.0])) == 0.0
 
 

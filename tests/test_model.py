@@ -1,9 +1,4 @@
-"""
-Tests of model.py and packed attention: the packed forward against Hugging Face's own forward,
-log-probs against autograd, files and error messages. On a CPU.
-
-    python -m pytest -q tests/test_model.py
-"""
+"""Tests of model.py and packed attention against Hugging Face's own forward and autograd."""
 
 import copy
 import inspect
@@ -21,7 +16,7 @@ from dialogue import IM_END
 from model import Critic, Policy, chunked_logprobs, load_model, packed_hidden
 from packing import PackedBatch, PackedLayout
 
-# (token ids, positions of the tokens that count as sampled)
+# (token ids, positions of sampled tokens)
 SEQUENCES = [
     ([5, 300, 17, 42, 42, 9, 700, 3, 8, 55], [3, 4, 8, 9]),
     ([11, 6], [1]),
@@ -34,7 +29,7 @@ def close(actual, expected, tol):
 
 
 def packed(sequences):
-    """Return a batch in which sequences share nothing. It is built without packing.pack."""
+    """Return a batch in which sequences share nothing, built without packing.pack."""
     ids = []
     positions = []
     response_index = []
@@ -60,7 +55,6 @@ SHARED = PackedBatch(
 
 
 def saved_reference(built, folder, attention):
-    """Save model `built`, and return it as plain transformers loads it."""
     built.save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation=attention, dtype=torch.float32
@@ -76,7 +70,6 @@ def reference_scores(logits, tokens, sampled, temperature):
 
 
 def joined(scores):
-    """Return (log-probs, entropies) of all sequences, from a pair for each."""
     logprobs, entropies = zip(*scores, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
@@ -110,8 +103,7 @@ def one_by_one(reference, sequences, temperature):
 
 @pytest.mark.parametrize("kind", ["policy", "critic"])
 def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path, kind):
-    """config.json may name any token as padding. Packed batches have no padding, so its embedding
-    must get the same gradient as without a padding token."""
+    """config.json may name any token as padding, but packed batches have no padding."""
 
     def gradient(pad_token_id):
         random_model.config.pad_token_id = pad_token_id
@@ -155,7 +147,7 @@ def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attent
 
     ours = Policy(random_model)(packed(SEQUENCES), temperature)
     values, gradients = values_and_gradients(random_model, ours)
-    assert values[0].min() < -3 and values[0].max() > -8  # neither all near 0 nor all very low
+    assert values[0].min() < -3 and values[0].max() > -8
     for scores in (
         padded_forward(reference, SEQUENCES, temperature, "right"),
         padded_forward(reference, SEQUENCES, temperature, "left"),
@@ -182,7 +174,6 @@ def test_order_of_the_pack_does_not_matter(random_model):
 
 
 def test_shared_prompts_equal_repeated_ones(random_model):
-    # Tokens 1 2 3 begin all three sequences, 4 5 follow in two; 8, 9, 11 and 13 count as sampled.
     repeated = packed(
         [
             ([1, 2, 3, 4, 5, 7, 8, 9], [6, 7]),
@@ -194,8 +185,8 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
-    # The shared context 1 2 is short, so both long pieces use a causal kernel. It needs no mask,
-    # but computes the queries of 1 2 again.
+    # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. The
+    # kernel computes the queries of 1 2 again.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(
@@ -211,7 +202,6 @@ def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
 
 
 def check_scores_and_gradients(random_model, shared, repeated):
-    """Check that both batches, each of four sampled tokens, give the same scores and gradients."""
     weights = torch.randn(2, 4)
     scores = []
     gradients = []
@@ -248,12 +238,12 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
         tokens[3] = 500
         after, _ = Policy(random_model)(packed([(tokens, sampled)]), 1.0)
     # Row i has the log-prob of token i + 1, because token 0 is not sampled. Token 3 has changed.
-    close(after[:2], before[:2], 1e-6)  # tokens 1 and 2
-    assert (after - before)[2:].abs().min() > 1e-3  # tokens 3, 4 and 5
+    close(after[:2], before[:2], 1e-6)
+    assert (after - before)[2:].abs().min() > 1e-3
 
 
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
-    """Compute varlen attention in a loop. A sequence's queries belong to its last tokens."""
+    """Compute varlen attention in a loop. The queries of a sequence belong to its last tokens."""
     assert (longest_q, longest_k) == (max(q_ends.diff()), max(k_ends.diff()))
     assert (q_ends[-1], k_ends[-1]) == (len(q), len(k))
     assert q_ends.dtype == k_ends.dtype == torch.int32
@@ -272,8 +262,8 @@ def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-# Replacements for the kernels. Two have the parameters of torch/nn/attention/varlen.py in torch
-# 2.11.0, 2.12.0 and 2.13.0; `flash` has only those that we give to flash-attn 2.8.
+# Fake kernels with the parameters of varlen.py in torch 2.11.0, 2.12.0 and 2.13.0. `flash` has only
+# the parameters that we give to flash-attn 2.8.
 
 
 def torch_211(
@@ -289,8 +279,8 @@ def torch_211(
     scale=None,
     window_size=(-1, -1),
 ):
-    assert window_size == (-1, 0)  # causal
-    assert query.shape[1] == key.shape[1] == value.shape[1]  # as many key heads as query heads
+    assert window_size == (-1, 0)
+    assert query.shape[1] == key.shape[1] == value.shape[1]
     return slow_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale)
 
 
@@ -341,7 +331,7 @@ def test_the_gpu_path_with_stand_ins_for_its_kernels(random_model, monkeypatch, 
     monkeypatch.setattr(packing, "VARLEN_HAS_GQA", kernel is torch_212)
     monkeypatch.setattr(PackedLayout, "attend", lambda self, _, *args: self.attend_varlen(*args))
     actual, gradient = update()
-    assert calls == [kernel.__name__] * 2  # once in each of two layers
+    assert calls == [kernel.__name__] * 2
     close(actual, expected, 1e-5)
     close(gradient, expected_gradient, 1e-4)
 
@@ -399,7 +389,6 @@ def test_chunked_logprobs_against_autograd(temperature, chunk_size, output):
     assert hidden.grad.abs().max() > 0.1 and weight.grad.abs().max() > 0.1
 
 
-# gradcheck warns about inputs that are not float64.
 @pytest.mark.filterwarnings("ignore:Input .* requires gradient")
 def test_chunked_logprobs_against_finite_differences():
     hidden, weight, targets = flat_problem(rows=3, width=2, vocab=4)
@@ -460,7 +449,7 @@ def test_chunked_logprobs_go_backward_in_the_precision_of_autocast():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_of_16_bit_states_are_not_rounded_to_16_bits(dtype):
-    """The logits are 1 and 1 + 2^-11. They would be equal if they were rounded to 16 bits."""
+    """Rounded to 16 bits, the logits 1 and 1 + 2^-11 would be equal."""
     hidden = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
     weight = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=dtype)
     logprobs, _ = chunked_logprobs(hidden, weight, torch.tensor([1]))
@@ -539,7 +528,6 @@ def test_value_loss_reaches_the_head_from_the_start(random_model):
 def test_saved_model_loads_in_plain_transformers(random_model, tokenizer, tmp_path):
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    # other programs do not know our attention, "layout"
     assert '"layout"' not in (tmp_path / "config.json").read_text()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     loaded_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -607,7 +595,7 @@ def test_folder_of_a_run(tmp_path):
 
 
 def test_hub_name_without_network(monkeypatch, capsys):
-    # huggingface_hub reads HF_HUB_OFFLINE only when it is imported, so its constant is patched.
+    # huggingface_hub reads HF_HUB_OFFLINE only when imported, so its constant is patched.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nanoragen-tests/no-such-model"
     text = message_of(name)
@@ -619,7 +607,6 @@ def test_hub_name_without_network(monkeypatch, capsys):
 
 
 def test_a_model_of_the_hub_is_loaded_from_the_cache(monkeypatch):
-    """The model keeps its hub name, which adapters store, and not that of the cache folder."""
     asked = []
 
     def snapshot_download(name, **options):

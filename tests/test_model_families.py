@@ -1,9 +1,4 @@
-"""
-Tests of the model families, on a CPU. Log-probs of a small random model of each family
-(families.py) are compared with those of plain transformers.
-
-    python -m pytest -q tests/test_model_families.py
-"""
+"""Tests of small random models of each family (families.py) against plain transformers."""
 
 from configurator import UserError
 
@@ -47,7 +42,7 @@ RUN = dict(
     think=True,
     estimator="gae",
     filter_keep=1.0,
-    filter_zero_std=True,  # every reply of a random model is malformed, so all scores are equal
+    filter_zero_std=True,  # replies of a random model are malformed, so all scores are equal
     max_turns=2,
     num_groups=2,
     group_size=2,
@@ -61,20 +56,17 @@ LORA = ("lora_rank", 4)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """{family name: folder with a random model}."""
     folder = tmp_path_factory.mktemp("families")
     return {name: save_family(name, folder / name) for name in NAMES}
 
 
 def plain(folder):
-    """Return the model in `folder` as plain transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
 
 
 def two_turns(chat, first_ids, second_ids):
-    """Return a trajectory of two turns with these response ids."""
     first = Turn(chat.opening("Rules.", "Go."), first_ids, [0.0] * len(first_ids))
     trajectory = Trajectory((0,), 0, turns=[first])
     prompt = following_prompt(chat, trajectory, "Again.", 0)
@@ -83,13 +75,15 @@ def two_turns(chat, first_ids, second_ids):
 
 
 def random_trajectories(chat, vocab_size):
-    """Return four conversations with random response ids; some ids may lack a token. The first
-    three share their first prompt, so packing computes it once."""
+    """Return four conversations with random response ids; some ids may lack a token.
+
+    The first three share their first prompt, so packing computes it once.
+    """
     generator = torch.Generator().manual_seed(1)
     played = []
     for length in (3, 9, 14, 6):
         ids = torch.randint(vocab_size, (2, length), generator=generator)
-        ids[0, 1] = chat.end  # an end mark inside of a response, and at its end
+        ids[0, 1] = chat.end
         ids[0, -1] = chat.end
         ids[1, 0] = vocab_size - 1
         played.append(two_turns(chat, *ids.tolist()))
@@ -98,7 +92,6 @@ def random_trajectories(chat, vocab_size):
 
 
 def plain_scores(network, trajectories, temperature=1.0):
-    """Return log-probs and entropies of the sampled tokens, by Hugging Face's own forward."""
     logprobs = []
     entropies = []
     for trajectory in trajectories:
@@ -115,7 +108,6 @@ def plain_scores(network, trajectories, temperature=1.0):
 
 @each_family
 def test_the_packed_forward_is_that_of_hugging_face(folders, name):
-    """Compare log-probs, entropies, and the gradients of all weights."""
     network, tokenizer = load_model(str(folders[name]))
     reference = plain(folders[name])
     reference.model.embed_tokens.padding_idx = None
@@ -131,7 +123,7 @@ def test_the_packed_forward_is_that_of_hugging_face(folders, name):
     expected, expected_gradients = gradients(reference, plain_scores(reference, played, 0.7))
     assert found.shape == (2, 64)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    assert found[0].std() > 0.5  # log-probs differ between tokens
+    assert found[0].std() > 0.5
     assert found_gradients.keys() == expected_gradients.keys()
     for key, gradient in expected_gradients.items():
         largest = gradient.abs().max()
@@ -142,10 +134,9 @@ def test_the_packed_forward_is_that_of_hugging_face(folders, name):
 
 
 def test_what_makes_a_family_special_changes_its_log_probs(folders):
-    """Log-probs change if Qwen3 gets other norms of queries, or SmolLM3 positions in all layers."""
     network, tokenizer = load_model(str(folders["qwen3"]))
     attention = network.model.layers[0].self_attn
-    assert attention.q_proj.weight.shape == (4 * 32, 64)  # wider than the hidden size
+    assert attention.q_proj.weight.shape == (4 * 32, 64)
     batch = pack(random_trajectories(Chat(tokenizer), network.config.vocab_size))
     policy = Policy(network)
     with torch.no_grad():
@@ -208,12 +199,12 @@ def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch)
         compile_blocks(network.model.layers)
         found, _ = policy(batch, 1.0)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert counters["stats"]["unique_graphs"] == 3  # MLP, norm of hidden states, norm of heads
+    assert counters["stats"]["unique_graphs"] == 3
 
 
 def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monkeypatch):
-    """Qwen3's norms are compiled in seven versions here, and in more on a GPU. Beyond the
-    recompile limit of dynamo, a function would run uncompiled, without an error."""
+    """Qwen3's norms need seven compiled versions here. Beyond dynamo's recompile limit, a function
+    would silently run uncompiled."""
     compile_without_compiler(monkeypatch)
     monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)
@@ -234,7 +225,6 @@ def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monke
 
 @each_family
 def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
-    """Play whole dialogues, in which the engine reuses its KV cache."""
     network, tokenizer = load_model(str(folders[name]))
     config = small_config(max_context_tokens=1024)
     chat = Chat(tokenizer)
@@ -248,12 +238,12 @@ def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
     found = torch.tensor([logprob for t in played for logprob in t.rollout_logprobs])
     assert len(found) == len(sampled) > 100
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    if FAMILIES[name].unused:  # ids without a token are sampled, and decode to no text
+    if FAMILIES[name].unused:
         assert max(sampled) >= len(tokenizer)
         assert tokenizer.decode([max(sampled)]) == ""
 
 
-# model -> config.json as published (some keys have older names), number of parameters, head size
+# model -> published config.json (some keys have older names), number of parameters, head size
 PUBLISHED = {
     "Qwen2.5-0.5B-Instruct": (
         dict(
@@ -346,7 +336,7 @@ def test_published_models_are_accepted(tmp_path, name):
 
 
 def test_a_tied_head_may_be_in_the_file_too(folders, tmp_path):
-    """The published files of Qwen3-0.6B hold the embedding a second time, as its tied head."""
+    """The published files of Qwen3-0.6B hold the embedding a second time, as the tied head."""
     folder = shutil.copytree(folders["qwen3"], tmp_path / "twice")
     weights = load_file(folder / "model.safetensors")
     assert "lm_head.weight" not in weights
@@ -368,7 +358,6 @@ DIALOGUE = [
 
 
 def messages(system, dialogue):
-    """Return the dialogue as a list of messages, without its last reply."""
     listed = [dict(role="system", content=system)]
     for user, reply in dialogue:
         listed.append(dict(role="user", content=user))
@@ -377,7 +366,6 @@ def messages(system, dialogue):
 
 
 def chat_ids(chat, system, dialogue):
-    """Return the ids that a policy sees before its last reply, if each reply has an end token."""
     ids = chat.opening(system, dialogue[0][0])
     for (_, reply), (user, _) in zip(dialogue, dialogue[1:], strict=False):
         ids += [*chat.encode(reply), chat.end, *chat.following(user, closed=True)]
@@ -397,8 +385,8 @@ def without_thoughts(dialogue):
 
 @each_family
 def test_prompts_are_those_of_the_chat_template(folders, name):
-    """Compare first and later prompts with the template. Qwen3's replies have no thoughts here,
-    because its template drops them. SmolLM3, whose template adds metadata, has its own test."""
+    """Qwen3's replies here have no thoughts, because its template drops thoughts. SmolLM3, whose
+    template adds metadata, has its own test."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     for system in (SYSTEM, THINKING):
@@ -408,7 +396,6 @@ def test_prompts_are_those_of_the_chat_template(folders, name):
         assert found == template_ids(tokenizer, system, DIALOGUE[:1])
         dialogue = without_thoughts(DIALOGUE) if name in QWEN3 else DIALOGUE
         assert chat_ids(chat, system, dialogue) == template_ids(tokenizer, system, dialogue)
-    # the chat adds no default system message to ours
     assert tokenizer.decode(chat.opening(SYSTEM, "Go.")).count("system\n") == 1
 
 
@@ -420,9 +407,9 @@ def test_the_template_of_qwen3_drops_thoughts_and_the_chat_keeps_them(folders, n
     dropped = template_ids(tokenizer, THINKING, DIALOGUE)
     assert dropped == chat_ids(chat, THINKING, without_thoughts(DIALOGUE))
     (thought,) = chat.encode("<think>")
-    assert found.count(thought) == dropped.count(thought) + 1 == 2  # one is in THINKING
+    assert found.count(thought) == dropped.count(thought) + 1 == 2
     assert "Go up." in tokenizer.decode(found) and "Go up." not in tokenizer.decode(dropped)
-    # To switch thinking off, the template writes an empty thought. Our Chat never writes one.
+    # The template switches thinking off with an empty thought, which our Chat never writes.
     silent = template_ids(tokenizer, SYSTEM, DIALOGUE[:1], enable_thinking=False)
     empty = chat.encode("<think>\n\n</think>\n\n")
     assert silent == [*chat_ids(chat, SYSTEM, DIALOGUE[:1]), *empty]
@@ -431,17 +418,16 @@ def test_the_template_of_qwen3_drops_thoughts_and_the_chat_keeps_them(folders, n
 def test_the_template_of_smollm3_writes_metadata_and_the_chat_does_not(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["smollm3"])
     chat = Chat(tokenizer)
-    plain_rules = f"{SYSTEM} /system_override"  # switches the metadata off
+    plain_rules = f"{SYSTEM} /system_override"
     found = chat_ids(chat, SYSTEM, DIALOGUE)
     assert found == template_ids(tokenizer, plain_rules, DIALOGUE)
     with_metadata = tokenizer.decode(template_ids(tokenizer, SYSTEM, DIALOGUE))
     assert "## Metadata\n\nKnowledge Cutoff Date" in with_metadata
     assert "Metadata" not in tokenizer.decode(found)
-    # The template takes "/think" for a switch, also inside of "</think>", and removes it.
+    # The template removes the switch "/think", even inside of "</think>".
     broken = tokenizer.decode(template_ids(tokenizer, THINKING, DIALOGUE))
     assert "<think>thoughts<><answer>" in broken
     assert "<think>thoughts</think><answer>" in tokenizer.decode(chat.opening(THINKING, "Go."))
-    # By default, the tokenizer puts a bos token before a text. Prompts have none.
     assert tokenizer("Go.")["input_ids"][0] == tokenizer.bos_token_id
     assert tokenizer.bos_token_id not in found
 
@@ -456,7 +442,6 @@ def test_marks_of_messages_cannot_be_written_as_text(folders, name):
 
 @each_family
 def test_the_parser_sees_the_tags_of_a_sampled_reply(folders, name):
-    """Qwen3 and SmolLM3 have tokens for <think> and </think>, the others use several for each."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     has_tokens = "<think>" in FAMILIES[name].added
@@ -469,7 +454,6 @@ def test_the_parser_sees_the_tags_of_a_sampled_reply(folders, name):
 
 
 def test_special_tags_reach_the_parser_too():
-    """If <think> is a special token, decoding still writes it."""
     tokenizer = build_tokenizer("qwen2")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     chat = Chat(tokenizer)
@@ -518,8 +502,7 @@ def test_settings_that_no_attention_of_ours_computes(tmp_path, changes, sentence
 
 
 def test_a_bias_that_vllm_leaves_out():
-    """vLLM 0.32 leaves out a bias of Qwen3: log-probs of random weights are off by 0.7 nats on
-    average."""
+    """vLLM 0.32 leaves out a bias of Qwen3. Log-probs are then off by 0.7 nats on average."""
     check_architecture("a/b", Qwen3Config(attention_bias=False))
     check_architecture("a/b", LlamaConfig(attention_bias=True, mlp_bias=True))
     with pytest.raises(UserError) as error:
@@ -544,7 +527,7 @@ def test_other_families_are_refused_by_name(kind):
 
 @pytest.mark.parametrize("missing", [IM_START, IM_END])
 def test_a_tokenizer_without_chatml(missing):
-    family = FAMILIES["smollm2"]  # it has a token for unknown text
+    family = FAMILIES["smollm2"]
     FAMILIES["other"] = family._replace(
         special=tuple(token for token in family.special if token != missing),
         roles=dict(unk_token="<|endoftext|>"),
@@ -556,7 +539,7 @@ def test_a_tokenizer_without_chatml(missing):
 
 
 def test_marks_that_text_could_forge():
-    """An added token that is not special is found in any text, so text could forge a mark."""
+    """Text could forge a mark, because an added token that is not special is found in any text."""
     FAMILIES["other"] = FAMILIES["qwen2"]._replace(special=(), roles={}, added=(IM_START, IM_END))
     tokenizer = build_tokenizer("other")
     del FAMILIES["other"]
@@ -587,7 +570,7 @@ def test_two_iterations_an_evaluation_and_an_export(folders, name, tmp_path):
     played = random_trajectories(chat, network.config.vocab_size)
     with torch.no_grad():
         found, _ = Policy(network)(pack(played), 1.0)
-    expected = logprobs_of_folder(tmp_path / "out/policy", played)  # in plain transformers
+    expected = logprobs_of_folder(tmp_path / "out/policy", played)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert (expected - logprobs_of_folder(folders[name], played)).abs().max() > 0.05
 
@@ -629,8 +612,10 @@ SMALL = dict(
 
 @pytest.fixture(scope="module")
 def rows_with_vllm(folders, tmp_path_factory):
-    """{family: metrics of a run of two iterations with vLLM}. The run of Qwen3 is README's command,
-    with LoRA and an untied LM head."""
+    """{family: metrics of a run of two iterations with vLLM}.
+
+    The run of Qwen3 is README's command with LoRA and an untied LM head.
+    """
     configs = {
         "smollm2": ["config/frozenlake_ppo.py"],
         "smollm3": ["config/frozenlake_ppo.py"],
@@ -652,8 +637,6 @@ def rows_with_vllm(folders, tmp_path_factory):
 @needs_vllm
 @pytest.mark.parametrize("name", ["smollm2", "smollm3", "qwen3_untied"])
 def test_vllm_has_the_log_probs_of_the_trainer(rows_with_vllm, name):
-    """Compare log-probs before and after optimizer steps, which change them by far more than the
-    tolerance."""
     rows = rows_with_vllm[name]
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:

@@ -1,7 +1,4 @@
-"""Tests of hostile and damaged model folders: most are refused in one sentence, and none runs code.
-
-Run with:  python -m pytest -q tests/test_model_folder.py
-"""
+"""Tests of hostile and damaged model folders: most are refused, and none runs code."""
 
 from configurator import UserError
 
@@ -28,12 +25,10 @@ FAMILIES_SENTENCE = (
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the folder of the base model."""
     return Path(shutil.copytree(ROOT / "base", tmp_path / "model"))
 
 
 def refusal(folder):
-    """Return the error that refuses `folder`, without the name at its start."""
     with pytest.raises(UserError) as error:
         load_model(str(folder))
     text = str(error.value)
@@ -43,13 +38,11 @@ def refusal(folder):
 
 
 def edit(path, changes):
-    """Change keys of a JSON file. The value None removes a key."""
     content = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
 def rewrite(folder, change):
-    """Replace the weights in the file by change(weights)."""
     path = folder / "model.safetensors"
     save_file(change(load_file(path)), path, {"format": "pt"})
 
@@ -215,7 +208,7 @@ def test_an_equal_head_may_be_stored_beside_its_embedding(folder):
 
 
 def test_a_folder_without_tokenizer_is_refused(folder):
-    """Without this check, transformers would make an empty tokenizer."""
+    """transformers alone would make an empty tokenizer."""
     (folder / "tokenizer.json").unlink()
     assert refusal(folder) == "has no tokenizer.json"
 

@@ -1,9 +1,4 @@
-"""
-Tests of support/mutual_information.py: which tokens are a thought, metrics worked out by hand, and
-policies that ignore their prompts.
-
-    python -m pytest -q tests/test_mutual_information.py
-"""
+"""Tests of support/mutual_information.py: thoughts, metrics worked out by hand, blind policies."""
 
 import doctest
 import json
@@ -79,8 +74,7 @@ def test_a_thought_is_what_was_sampled_between_the_tags(chat, before, thought, a
 
 
 def test_offsets_hold_for_any_sampled_ids(chat):
-    """find_thoughts returns the sampled tokens of a thought, even where encoding its text
-    would give others. The tokens are random; some are parts of characters."""
+    """Encoding the text of a thought may give other tokens than the sampled tokens."""
     rng = np.random.default_rng(0)
     (opening,) = chat.encode("<think>")
     (closing,) = chat.encode("</think>")
@@ -96,8 +90,8 @@ def test_offsets_hold_for_any_sampled_ids(chat):
 
 
 def test_tags_of_several_tokens():
-    """The tag <think> is several tokens, as in Qwen2.5. The token ".</" holds the full stop and the
-    beginning of the closing tag, so it is not part of the thought."""
+    """As in Qwen2.5, <think> is several tokens. The token ".</" holds a part of the closing tag, so
+    the thought ends before this token."""
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
@@ -165,7 +159,7 @@ def test_samples_are_uniform_over_trajectories_and_turns():
     assert sum(counts) == 900
     assert abs(counts[0] - 450) < 45 and all(abs(count - 150) < 35 for count in counts[1:])
     samples = sample_thoughts(found, 9, np.random.default_rng(0))
-    assert a in samples.sampled and len(samples.sampled) == 2  # no trajectory twice
+    assert a in samples.sampled and len(samples.sampled) == 2
     assert samples == sample_thoughts(found, 9, np.random.default_rng(0))
 
 
@@ -182,7 +176,7 @@ def metrics_of(matrix, own, lengths=None):
 
 
 def test_two_by_two_by_hand():
-    # Thought 0 has two tokens. Its p is 1/4 after its own prompt and 1/16 after the other one,
+    # Thought 0 has two tokens. Its p is 1/4 after its own prompt and 1/16 after the other prompt,
     # which is 1/2 and 1/4 per token. Thought 1 has one token, with p = 1/2 and 1/8.
     found = metrics_of(log([1 / 4, 1 / 8], [1 / 16, 1 / 2]), [0, 1], [2, 1])
     per_token = [math.log(1 / 2), math.log(1 / 2)], [math.log(3 / 8), math.log(5 / 16)]
@@ -190,7 +184,7 @@ def test_two_by_two_by_hand():
     expected = {"pairs": 2, "mi_bound": math.log(2)}
     for ending, (matched, marginal) in (("", per_token), ("_seq", per_thought)):
         mi = (sum(matched) - sum(marginal)) / 2
-        std = abs(marginal[0] - marginal[1]) / 2  # standard deviation of two numbers
+        std = abs(marginal[0] - marginal[1]) / 2
         expected[f"conditional_entropy{ending}"] = -sum(matched) / 2
         expected[f"marginal_entropy{ending}"] = -sum(marginal) / 2
         expected[f"mi{ending}"] = mi
@@ -203,9 +197,9 @@ def test_two_by_two_by_hand():
 
 
 def test_three_thoughts_of_two_prompts_by_hand():
-    # Two thoughts have prompt 0 and one has prompt 1, so the prompts have the weights 2/3
-    # and 1/3. The marginal probabilities of the thoughts are
-    # (2 * .6 + .3) / 3 = .5, (2 * .2 + .2) / 3 = .2, (2 * .1 + .4) / 3 = .2
+    # Two thoughts have prompt 0 and one has prompt 1, so the prompts have the weights 2/3 and 1/3.
+    # The marginal probabilities of the thoughts are (2 * .6 + .3) / 3 = .5, (2 * .2 + .2) / 3 = .2,
+    # (2 * .1 + .4) / 3 = .2
     found = metrics_of(log([0.6, 0.2, 0.1], [0.3, 0.2, 0.4]), [0, 0, 1])
     expected = (math.log(1.2) + math.log(1) + math.log(2)) / 3
     assert found["mi"] == found["mi_seq"] == pytest.approx(expected)
@@ -215,8 +209,8 @@ def test_three_thoughts_of_two_prompts_by_hand():
 
 
 def test_retrieval_by_rank():
-    # Ranked by the log-prob of a thought, its own prompt is third of three for thought 0, second
-    # for thought 1, and ties for second and third place for thought 2.
+    # Ranked by log-prob, the own prompt of thought 0 is third of three, and the own prompt of
+    # thought 1 second. The own prompt of thought 2 ties for second and third place.
     found = metrics_of(log([0.1, 0.3, 0.2], [0.2, 0.2, 0.5], [0.3, 0.1, 0.2]), [0, 1, 2])
     assert found["retrieval@1"] == 0 and found["retrieval_chance@1"] == pytest.approx(1 / 3)
     assert found["retrieval@2"] == pytest.approx((0 + 1 + 1 / 2) / 3)
@@ -224,8 +218,8 @@ def test_retrieval_by_rank():
 
 
 def test_shared_prompts_weigh_like_their_copies():
-    """The metrics equal those of a slow loop over RAGEN-2's definition: each pair of prompt and
-    thought has its own row with weight 1/N, also if prompts are equal."""
+    """The slow loop follows RAGEN-2's definition: each pair of prompt and thought has its own row
+    with weight 1/N."""
     rng = np.random.default_rng(0)
     own = [0, 2, 2, 1, 2, 0]
     matrix = rng.normal(size=(3, 6))
@@ -238,8 +232,6 @@ def test_shared_prompts_weigh_like_their_copies():
 
 
 def test_thoughts_that_identify_their_prompts_reach_the_bound():
-    """If a thought can only follow its own prompt, the mutual information is the entropy of the
-    prompts, which belong to 2/6, 1/6 and 3/6 of the thoughts."""
     own = [0, 2, 2, 1, 2, 0]
     certain = torch.full((3, 6), -1e9)
     certain[torch.tensor(own), torch.arange(6)] = 0.0
@@ -274,8 +266,6 @@ def test_one_prompt_has_no_information():
 
 
 class PromptBlindPolicy(torch.nn.Module):
-    """A policy whose log-prob of a token is `scale` times a fixed number between -1 and -2."""
-
     def __init__(self, scale, size=1024):
         super().__init__()
         self.table = torch.nn.Parameter(-scale * torch.linspace(1, 2, size))
@@ -287,7 +277,6 @@ class PromptBlindPolicy(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def played(chat):
-    """Six demonstrations, two on each of three boards. Those on one board share a first prompt."""
     return [demonstration(CONFIG, chat, i // 2) for i in range(6)]
 
 
@@ -321,8 +310,6 @@ def test_the_matrix_equals_single_forwards(random_model, chat, played, monkeypat
 
 
 def test_measure_a_model_that_depends_on_its_prompt(random_model, chat, played):
-    """The random weights are so large that a prompt changes the log-probs of thoughts. The thoughts
-    are those of demonstrations, not samples of this model."""
     row = measure(Policy(random_model), played, chat)
     assert set(row) == MEASURED and None not in row.values()
     assert row["pairs_first"] == row["pairs_sampled"] == 4 and row["valid_thinking_rate"] == 1
@@ -360,10 +347,10 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
         now = second[f"marginal_std_{sampling}"]
         average = second[f"marginal_std_ema_{sampling}"]
         assert average == pytest.approx(0.9 * before + 0.1 * now) != pytest.approx(now)
-        # RAGEN-2 divides by the moving average of the std; it does not average z-scores
+        # RAGEN-2 divides by the moving average of the std, and does not average z-scores.
         zscore = second[f"mi_zscore_ema_{sampling}"]
         assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
-    oldest = {"mi_zscore_ema_first": 5.0}  # a row of an earlier version, without the std
+    oldest = {"mi_zscore_ema_first": 5.0}  # a row of an earlier version
     assert measure(policy, played, chat, seed=1, history=[oldest]) == first
 
 

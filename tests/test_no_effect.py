@@ -1,8 +1,4 @@
-"""Tests that a run first names its settings without effect, and that these change no weight. Tests
-that other commands name the given settings that they do not use.
-
-Run with:  python -m pytest -q tests/test_no_effect.py
-"""
+"""Tests that commands name settings without effect, and that these settings change no weight."""
 
 from configurator import FIELD_TYPES, Config, SftConfig, UserError, load_config
 
@@ -40,7 +36,7 @@ KEEPS_ALL = "filter_keep is 1, which keeps all groups"
 IN_ANY_CASE = "so the trainer computes them in any case"
 THINK_OFF = "think is False, so replies have no thoughts"
 
-# (settings, the setting that has no effect, another value of it, why)
+# (settings, setting without effect, another value of it, reason)
 INERT = [
     (ONE, "clip_low", 0.5, STEP),
     (ONE, "clip_high", 0.01, STEP),
@@ -120,7 +116,7 @@ INERT = [
     (ALL_BY_COUNT, "filter_loss_scale", "sqrt", "the filter keeps all groups"),
     (ONE_GRPO, "think_reward", 1.0, THINK_OFF),
 ]
-# Settings that change the gradient only by rounding errors.
+# These settings change the gradient only by rounding errors.
 NEARLY_INERT = [
     (ONE_GRPO, "reward_norm", "mean", "estimator grpo subtracts the mean of the group, too"),
     (ONE_GRPO, "reward_norm", "mean_std", "estimator grpo normalises in the same way"),
@@ -153,8 +149,6 @@ def test_the_line_names_the_setting_and_the_reason(case):
 
 @pytest.fixture(scope="module")
 def weights_after(trained_folder):
-    """A function from settings to {name: weight} of policy and critic after one iteration."""
-
     @lru_cache
     def after(changes):
         import parallel
@@ -198,7 +192,7 @@ def test_a_second_normalisation_changes_no_advantage(case, trained_folder, one_r
     torch.testing.assert_close(*advantages, rtol=1e-4, atol=1e-4)
 
 
-# Cases in which the settings of the tables above have an effect: (settings, setting, value).
+# (settings, setting, value) for which a setting of the tables above has an effect
 ACTIVE = [
     (TWO_GRPO, "clip_high", 1e-4),
     (TWO_GRPO, "clip_low", 0.001),
@@ -215,7 +209,6 @@ ACTIVE = [
 
 
 def sharp(settings):
-    """Return the settings with high learning rates, so that clipping acts in the second step."""
     return {**settings, "learning_rate": 1e-3, "critic_lr": 1e-2}
 
 
@@ -244,7 +237,6 @@ def test_on_vllm_recomputed_logprobs_drop_those_of_the_engine():
 
 
 def test_the_cap_of_importance_weights_is_for_mismatch():
-    """In bfloat16, log-probs of engine and trainer differ, so the cap may act in the first step."""
     config = small_config(**ONE, importance_cap=1.5)
     in_bfloat16 = (dict(dtype="bfloat16"), dict(engine_dtype="bfloat16"), dict(device="auto"))
     for changes in (*in_bfloat16, dict(batch_size=4)):
@@ -255,9 +247,10 @@ def test_the_cap_of_importance_weights_is_for_mismatch():
 
 
 def test_clips_act_on_mismatch_in_the_first_step():
-    """In bfloat16, log-probs of trainer and engine differ, so the ratio of the first step is not 1,
-    unless the trainer has computed the old log-probs. The old values always come from the critic
-    itself, so value_clip has no effect."""
+    """In bfloat16, log-probs of trainer and engine differ, so the first ratio is not 1.
+
+    Old values come from the critic itself, so value_clip has no effect.
+    """
     clips = ["clip_low", "clip_high", "dual_clip", "sequence_ratio"]
     given = [*clips, "value_clip"]
     config = small_config(**ONE, sequence_ratio=True)
@@ -266,7 +259,7 @@ def test_clips_act_on_mismatch_in_the_first_step():
         assert list(inert_settings(replace(config, **changes), given)) == ["value_clip"]
         again = replace(config, **changes, recompute_old_logprobs=True)
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
-        # With recomputed log-probs, the torch engine still returns its own, and sequence_mask uses
+        # The torch engine returns its log-probs for sequence_mask even if the trainer recomputes
         # them. vLLM returns none, so the mask compares the policy with itself.
         assert inert_settings(again, ["sequence_mask"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
@@ -325,7 +318,6 @@ def test_an_overlay_is_for_many_experiments(tmp_path):
 
 
 def test_the_folder_of_a_file_makes_it_an_overlay(tmp_path, monkeypatch):
-    """The first comment of a file does not matter."""
     monkeypatch.setattr(no_effect, "CONFIG_FOLDER", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
     for path, header, is_named in [

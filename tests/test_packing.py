@@ -1,8 +1,4 @@
-"""
-Tests of packing.py: packs worked out by hand. test_model.py tests attention in packs.
-
-    python -m pytest -q tests/test_packing.py
-"""
+"""Tests of packing.py: packs worked out by hand. test_model.py tests attention in packs."""
 
 from dataclasses import dataclass
 
@@ -14,7 +10,7 @@ from packing import micro_batches, pack
 
 @dataclass
 class Sequence:
-    """What packing.py reads of a trajectory."""
+    """The attributes of a trajectory that packing.py reads."""
 
     first_prompt_ids: list[int]
     ids: list[int]
@@ -22,7 +18,6 @@ class Sequence:
 
 
 def sequence(*turns):
-    """Return a Sequence of turns. Each turn is given as a pair (prompt, response)."""
     ids = []
     response_mask = []
     for prompt, response in turns:
@@ -32,7 +27,6 @@ def sequence(*turns):
 
 
 def with_prompts(*prompts):
-    """Return one Sequence for each prompt, with one turn. The i-th has the response [50 + i]."""
     return [sequence((prompt, [50 + i])) for i, prompt in enumerate(prompts)]
 
 
@@ -41,8 +35,8 @@ def test_pack_by_hand():
     batch = pack([first, sequence(([20], [21, 22]))])
     assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 22]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
-    # The pieces are 5 6, the rest of the first sequence, and the whole second sequence, which is
-    # not cut because its prompt is one token.
+    # The pieces are 5 6, the rest of the first sequence, and the whole second sequence. The second
+    # prompt has one token, so it is not cut.
     assert batch.lengths == [2, 7, 3]
     assert batch.contexts == [(), (0,), ()]
     assert batch.response_index.tolist() == [3, 6, 7, 8, 10, 11]
@@ -73,10 +67,8 @@ def test_the_example_of_the_module():
 def test_micro_batches_keep_equal_prompts_together_and_count_them_once():
     a = list(range(10))
     b = list(range(20, 30))
-    # A sequence has 10 + 1 tokens. A further sequence with the same prompt adds only 2 to a pack:
-    # the last prompt token and the response.
+    # A sequence has 10 + 1 tokens. A repeated prompt adds only its last token and the response.
     sequences = with_prompts(a, b, a, b, a)
-    # Sequences 0, 2, 4 and 1 have 11 + 2 + 2 + 11 = 26 tokens. With sequence 3 they have 28.
     assert micro_batches(sequences, 26) == [[0, 2, 4, 1], [3]]
     assert micro_batches(sequences, 25) == [[0, 2, 4], [1, 3]]
     assert micro_batches([], 10) == []
@@ -96,6 +88,5 @@ def test_micro_batches_never_exceed_the_budget():
         assert sorted(i for indices in packs for i in indices) == list(range(len(sequences)))
         for indices in packs:
             assert len(indices) == 1 or num_tokens(indices) <= max_tokens
-        # a pack is closed only when the next sequence does not fit
         for indices, following in zip(packs, packs[1:], strict=False):
             assert num_tokens([*indices, following[0]]) > max_tokens

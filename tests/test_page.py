@@ -1,11 +1,5 @@
-"""
-Tests, in a browser, of the page that tools/view.py writes: links, search, order, filters, curves,
-two runs.
-
-    python -m pytest -q tests/test_page.py
-
-The browser is playwright's Chromium or an installed browser. Without one, the tests are skipped.
-"""
+"""Tests, in a browser, of the page that tools/view.py writes. Without a browser they are
+skipped."""
 
 import json
 import re
@@ -17,8 +11,8 @@ from test_view import HOSTILE, LAKE, ROOM, SHOWN, record, to_lines, turn_record
 
 from tools import view
 
-pytestmark = pytest.mark.slow  # Chromium needs about half a second for a page
-PATIENCE_MS = 60_000  # enough for a busy machine
+pytestmark = pytest.mark.slow
+PATIENCE_MS = 60_000
 
 START = "Turn 1 of 5, 10 actions left.\nP_\nOG"
 SECOND = "Reward -0.1.\nTurn 2 of 5, 9 actions left.\n_P\nOG"
@@ -26,8 +20,6 @@ ARMS = "Turn 1 of 1, 1 action left.\nArms: Right, Dragon"
 
 
 def lake_group():
-    """Return the records of two members of a group: a win with an invalid reply and a slip, and a
-    loss with the text HOSTILE as thought and as token."""
     tokens = ["<think>", "\ufffd", "<|im_end|>"]
     invalid = turn_record(START, "Go right.", ["Right", "Jump"], -0.1, tokens, [0.0, 1.5, 3.004])
     invalid |= {"format_ok": False, "moves": ["Right", ""], "faults": ['Unknown action: "Jump".']}
@@ -57,8 +49,8 @@ def write_run(folder, trained, successes, started=()):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with the runs `a` and `b`. `a` has a bandit game before RL, the games of lake_group
-    and a game in a Sokoban room; `b` has a game on the same lake and a game in the same room."""
+    """`a` has a bandit game before RL, the games of lake_group and a Sokoban game. `b` has a game
+    on the same lake and a game in the same room."""
     folder = tmp_path_factory.mktemp("runs")
     text = turn_record(ARMS, "The dragon.", ["Right"], 0.5, ["x"] * 5, [2.0] * 5)
     push = turn_record(
@@ -83,8 +75,6 @@ def tab(browser):
 
 @pytest.fixture
 def open_page(tab):
-    """A function that opens a page. After the test, the fixture checks that the pages logged
-    nothing and requested no other file."""
     opened, requested, errors = {"about:blank"}, set(), []
     listeners = {
         "request": lambda request: requested.add(request.url.partition("#")[0]),
@@ -120,8 +110,6 @@ def page(open_page, html):
 
 @pytest.fixture
 def games(tmp_path):
-    """The page of a file as eval.py --jsonl writes it. Each of its two games has a false statement
-    and ends in a hole."""
     turn = turn_record(START, "Goal up. I go.", ["Down"], 0.0, ["a"], [0.5])
     turn |= {"statements_checked": 1, "statements_true": 0, "out_of_actions": False}
     turn |= {"false_statements": {"Goal up.": HOSTILE}, "why_lost": "fell into a hole at (2,1)"}
@@ -151,7 +139,6 @@ def offered(page, name):
 
 
 def place_of(page, wanted):
-    """Wait until the address contains `wanted`. Return its part behind # as a dict."""
     page.wait_for_function("text => decodeURIComponent(location.hash).includes(text)", arg=wanted)
     return {key: values[0] for key, values in parse_qs(page.url.partition("#")[2]).items()}
 
@@ -166,22 +153,22 @@ def test_arrow_keys_step_through_turns_and_trajectories(page):
     assert texts_of(page, ".title", ".text") == ["prompt 7, before RL", "Arms: Right, Dragon"]
     assert texts_of(page, "#count") == ["4 of 4 trajectories, 1 successful"]
     assert texts_of(page, ".progress") == ["Turn 1 of 1, 1 action left"]
-    page.keyboard.press("ArrowUp")  # stays on the first trajectory
+    page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowDown")
     assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 0"]
     assert page.text_content(".about") == f"successscore 0.90{LAKE}"
     assert texts_of(page, ".thought") == ["Go right."]
     boards = ".observation svg"
     assert boards_of(page, boards) == ["P_\nOG"]
-    for _ in range(2):  # the second press stays on the last turn
+    for _ in range(2):
         page.keyboard.press("ArrowRight")
-        assert boards_of(page, boards) == ["_P\nOG", "__\nO√"]  # before and after the turn
+        assert boards_of(page, boards) == ["_P\nOG", "__\nO√"]
     assert texts_of(page, ".progress") == ["Turn 2 of 5, 9 actions left. Reward -0.1."]
     page.keyboard.press("ArrowLeft")
     assert boards_of(page, boards) == ["P_\nOG"]
     # four cells of ice, one player, its two eyes, one hole (water), one flag (goal)
     assert count_colors(page, "ice", "player", "eye", "water", "goal") == [4, 1, 2, 1, 1]
-    for _ in range(3):  # the last press stays on the last trajectory
+    for _ in range(3):
         page.keyboard.press("ArrowDown")
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
     assert page.text_content(".about").startswith(
@@ -192,7 +179,6 @@ def test_arrow_keys_step_through_turns_and_trajectories(page):
 
 
 def count_colors(page, *colors):
-    """Return how many shapes of the board have each color."""
     board = page.locator(".observation svg").first
     fills = board.evaluate("svg => [...svg.children].map(shape => shape.style.fill)")
     return [fills.count(f"var(--{color})") for color in colors]
@@ -214,8 +200,8 @@ def test_slips_faults_and_credit_are_shown(page):
     assert page.locator(".fact").all_text_contents()[-1] == "✓ valid"
     note = "The filter kept this group: the standard deviation of its scores is 0.5. "
     assert texts_of(page, "#filter-note") == [f"{note}It kept 1 of 8 groups."]
-    # The largest advantage of the group, 1.5, has a bar of half the width. A card shows turn 2 or
-    # the last turn before it.
+    # The largest advantage of the group, 1.5, has a bar of half the width. A card shows turn 2, or
+    # an earlier last turn.
     widths = "all => all.map(fill => Math.round(parseFloat(fill.style.width)))"
     assert page.locator(".turns .bar i").evaluate_all(widths) == [50, 17]
     assert page.locator(".card .bar").evaluate_all("all => all.map(bar => bar.className)") == [
@@ -238,7 +224,7 @@ def test_outcomes_differ_in_shape_and_name(page):
 
 
 def test_arrows_only_where_moves_have_directions(page):
-    assert page.locator(".action").all_text_contents() == ["Right"]  # the name of an arm
+    assert page.locator(".action").all_text_contents() == ["Right"]
     page.keyboard.press("ArrowDown")
     assert page.locator(".action").first.text_content() == "→ Right"
 
@@ -251,7 +237,7 @@ def test_members_of_a_group_stand_side_by_side(page):
     first, second = page.locator(".card .answer-line").all_text_contents()
     assert (first, second) == ("←⤳↓", "constructor")
     card = page.locator(".card").nth(1)
-    assert "ended" in card.get_attribute("class")  # its game ended a turn earlier
+    assert "ended" in card.get_attribute("class")
     card.click()
     assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
 
@@ -300,7 +286,7 @@ def test_selected_rows_with_notes_are_exported(open_page, games):
     page.keyboard.press("Enter")
     page.select_option("#marks", "selected")
     assert rows_of(page) == ["prompt 7"]
-    page = open_page(games)  # the browser stores stars and notes
+    page = open_page(games)
     assert page.text_content(".star") == "★ selected"
     page.select_option("#marks", "with a note")
     with page.expect_download() as download:
@@ -329,7 +315,7 @@ def test_filters_leave_what_fits(page):
     page.select_option("#outcome", "lost")
     assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
     page.select_option("#outcome", "")
-    assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]  # still selected
+    assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
     page.select_option("#iteration", "")
     page.select_option("#environment", ROOM)
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
@@ -342,7 +328,7 @@ def test_filters_leave_what_fits(page):
     }
     page.select_option("#replies", "a slip")
     assert rows_of(page) == [LAKE_GROUP]
-    assert page.locator(".turns .selected").text_content().startswith("turn 2")  # has the slip
+    assert page.locator(".turns .selected").text_content().startswith("turn 2")
     page.select_option("#replies", "")
     page.select_option("#training", "dropped by the filter")
     assert rows_of(page) == ["iteration 3, group 0"]
@@ -351,9 +337,8 @@ def test_filters_leave_what_fits(page):
 def test_search_finds_thoughts_and_answers(page):
     page.fill("#search", "go DOWN")
     assert rows_of(page) == [LAKE_GROUP]
-    # The page shows the turn with this text and marks the text.
     assert texts_of(page, ".turns .selected", ".thought mark") == ["turn 2 1.00⤳", "Go down"]
-    page.fill("#search", "dragon")  # a word of the thought; observations are not searched
+    page.fill("#search", "dragon")  # observations are not searched
     assert rows_of(page) == ["prompt 7"]
     page.fill("#search", "constructor")
     assert texts_of(page, "#count") == ["1 of 4 trajectories, 0 successful"]
@@ -362,7 +347,7 @@ def test_search_finds_thoughts_and_answers(page):
     assert texts_of(page, "#count") == ["no trajectory fits; change the search or the filters"]
     page.fill("#search", "")
     assert len(rows_of(page)) == 4
-    page.keyboard.press("ArrowRight")  # moves the cursor in the text, not the turn
+    page.keyboard.press("ArrowRight")
     assert page.locator(".turns .selected").text_content().startswith("turn 1")
 
 
@@ -433,7 +418,6 @@ def test_links_by_hand(page):
 
 
 def click_iteration(page, step):
-    """Click on the curve, 3 pixels right of iteration `step`. Returns: the tooltip."""
     x = page.evaluate(f"layOutStrip(element('curve').value).x({step})")
     box = page.locator("#strip svg").bounding_box()
     page.mouse.move(box["x"] + x + 3, box["y"] + 40)
@@ -443,17 +427,16 @@ def click_iteration(page, step):
 
 
 def test_a_click_on_the_curve_opens_its_trajectories(page):
-    assert page.locator("#strip .stage").count() == 3  # before RL, iterations 1 and 3
+    assert page.locator("#strip .stage").count() == 3
     tip = click_iteration(page, 3)
     assert tip == "iteration 3: 60 % · a click opens iteration 3"
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
     assert page.input_value("#iteration") == "iteration 3"
     assert texts_of(page, "#count") == ["1 of 4 trajectories, 0 successful"]
     page.select_option("#outcome", "out of turns")
-    # No trajectory of iteration 1 is out of turns, so the filter on the outcome is reset.
     click_iteration(page, 1)
     assert rows_of(page) == [LAKE_GROUP] * 2
-    click_iteration(page, 4)  # no trajectory was recorded then; the nearest iteration opens
+    click_iteration(page, 4)  # no trajectory was recorded then, so the nearest iteration opens
     assert page.input_value("#iteration") == "iteration 3"
     place = place_of(page, "only-iteration=iteration+3")
     assert place["only-iteration"] == "iteration 3"
@@ -492,7 +475,7 @@ def test_two_runs_stand_side_by_side_on_the_same_start(two):
     two.select_option("#outcome", "success")
     assert two.locator(".pane .run-name").all_text_contents() == ["a", "b"]
     assert two.locator(".pane .thought").all_text_contents() == ["Go right.", "Go left."]
-    two.keyboard.press("ArrowRight")  # b ended at turn 1
+    two.keyboard.press("ArrowRight")
     assert two.locator(".pane .thought").all_text_contents() == ["Go down.", "Go left."]
     assert texts_of(two, ".pane .ended-note") == ["It ended at turn 1."]
     assert texts_of(two, "#members") == ["Same start, turn 2"]
@@ -518,8 +501,8 @@ def test_two_runs_are_filtered_by_who_succeeds(two):
         "neither succeeds",
     }
     two.select_option("#comparison", "only a succeeds")
-    # Member 0 of run a succeeded, member 0 of run b failed.
-    # Member 1 of run a failed as well, so this pair is not in the list.
+    # Member 0 succeeded in run a and failed in run b. Member 1 failed in both runs and is not
+    # listed.
     assert two.locator(".row .details").all_text_contents() == [
         "member 0 · success · 2 turns · a",
         "member 0 · failure · 1 turn · b",
@@ -592,7 +575,7 @@ def test_the_page_is_loaded_again_and_keeps_its_place(runs, open_page, tmp_path,
     again = [{**row, "member": 2 + i} for i, row in enumerate(lake_group())]
     with (folder / "trajectories.jsonl").open("a") as file:
         file.write(to_lines(again))
-    view.write_page([folder], path)  # the run is over: the page is not loaded again
+    view.write_page([folder], path)
     page.locator("#count", has_text="4 of 5 trajectories").wait_for()
     assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
     assert page.input_value("#iteration") == "iteration 1"
@@ -612,8 +595,6 @@ def test_hostile_text_is_text(page):
 
 
 def test_every_text_of_a_record_may_be_hostile(runs, open_page, tmp_path):
-    """The text HOSTILE is observation, system message, action, move, fault, error and environment.
-    The name of the run's folder is hostile, too."""
     turn = turn_record(f"Turn 1 of 5, 9 actions left.\n{HOSTILE}", HOSTILE, [HOSTILE])
     turn |= {"format_ok": False, "moves": [f"slip {HOSTILE}"], "faults": [HOSTILE]}
     turn |= {"closing": HOSTILE, "error": HOSTILE, "tokens": [HOSTILE], "surprise": [1.0]}

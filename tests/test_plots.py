@@ -1,7 +1,4 @@
-"""Tests of tools/plotting and tools/viewer/curves.py: plots of hand-made results, and the style.
-
-python -m pytest -q tests/test_plots.py
-"""
+"""Tests of tools/plotting and tools/viewer/curves.py with hand-made results."""
 
 from configurator import Config
 
@@ -21,7 +18,7 @@ from tools.plotting import style as plot_style
 from tools.plotting.style import look_of
 from tools.viewer import curves as view_curves
 
-SUCCESSES = {  # player or policy -> whether it solves each of four prompts
+SUCCESSES = {  # whether each of four prompts is solved
     "start": [1, 0, 0, 0],
     "after RL": [1, 1, 0, 0],
     "optimal, closed loop": [1, 1, 1, 1],
@@ -34,7 +31,6 @@ LIMITS = {"max_turns": 2, "actions_per_turn": 5, "actions_per_traj": 10}
 
 
 def solved(rate):
-    """Return a 1 or 0 for each of four prompts: the first 4 * `rate` are solved."""
     return [int(i < 4 * rate) for i in range(4)]
 
 
@@ -74,14 +70,13 @@ def draw(metric, rows):
 
 def test_a_curve_is_the_mean_of_its_seeds():
     axes = draw("reward", ROWS)
-    # The x axis counts epochs, 5 an iteration. The mark of the warning lies on the mean curve.
+    # The x axis counts epochs, 5 an iteration.
     assert lines_of(axes) == [([5, 10], [2.0, 4.0]), ([5], [2.0])]
-    # The band spans the lowest and the highest seed.
     assert {(5, 1.0), (5, 3.0), (10, 4.0)} <= set(corners_of(axes))
     axes = draw("eval_success", ROWS)
     assert lines_of(axes)[0] == ([0, 10], [25, 75])
     axes = draw("eval_success", ROWS[1:])
-    low, high = wilson_interval(4, 4)  # one seed solves all four prompts
+    low, high = wilson_interval(4, 4)
     heights = [height for passes, height in corners_of(axes) if passes == 10]
     assert (min(heights), max(heights)) == pytest.approx((100 * low, 100 * high))
 
@@ -103,10 +98,7 @@ def test_the_band_is_open_where_a_seed_has_no_evaluation():
 
 
 def test_players_are_labelled_lines():
-    """In SUCCESSES the optimal player with 5 actions a turn solves three of four prompts, and the
-    random player none.
-
-    The greedy player is left out: it needs ten turns, and the policy has two."""
+    """The greedy player is left out: it needs ten turns, and the policy has two."""
     axes = Canvas().subplots()
     labels = plots.draw_shared_players(axes, {"lake_ppo": ROWS, "lake_grpo": ROWS[:1]})
     assert [height[0] for _, height in lines_of(axes)] == [75, 0]
@@ -124,8 +116,8 @@ def test_players_obey_the_limits_of_the_policy():
 def test_noise_is_averaged_over_nine_iterations():
     values = np.array([[float(i % 2) for i in range(100)]])
     smooth = plots.moving_average(values)
-    assert smooth[0, 50] == pytest.approx(4 / 9)  # in 46 to 54, the 4 odd iterations have 1
-    assert smooth[0, 0] == pytest.approx(2 / 5)  # mean of iterations 0 to 4
+    assert smooth[0, 50] == pytest.approx(4 / 9)  # 46 to 54: the 4 odd iterations have 1
+    assert smooth[0, 0] == pytest.approx(2 / 5)  # iterations 0 to 4
     values[0, 20:40] = np.nan
     assert np.isnan(plots.moving_average(values)[0, 24:36]).all()
     short = values[:, :26]
@@ -163,7 +155,6 @@ def test_all_pictures_are_drawn(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The axes of the pictures that a test draws."""
     axes = []
     original = Canvas.subplots
 
@@ -177,7 +168,6 @@ def drawn(monkeypatch):
 
 
 def write_run(folder, rates, scores=None, **settings):
-    """Write a run with success `rates` at iterations 2, 4, ... Return its folder."""
     save_config(Config(eval_size=10, out_dir=str(folder), **settings), {}, folder)
     lines = []
     for i, rate in enumerate(rates, 1):
@@ -197,13 +187,13 @@ def test_seeds_of_a_method_share_a_curve(tmp_path, drawn):
     view_curves.draw_curves(runs, path)
     assert Image.open(path).size == (1440, 960)
     (axes,) = drawn
-    curves = lines_of(axes)[:5]  # the other lines connect curves with their labels
+    curves = lines_of(axes)[:5]
     assert curves[3] == ([2], [pytest.approx(50)])
     assert curves[4] == ([2], [80])
     assert [heights for _, heights in curves[:3]] == [[pytest.approx(h)] for h in (40, 50, 60)]
     assert texts_of(axes) == ["a4 50 (3 seeds)", "b 80 (1 seed)"]
     # Three seeds solve 4, 5 and 6 of ten prompts. The interval assumes that a seed solves all
-    # prompts that a worse seed solves. The only seed of b solves 8.
+    # prompts that a worse seed solves.
     intervals = []
     for band in axes.collections:
         heights = band.get_paths()[0].vertices[:, 1]
@@ -224,13 +214,12 @@ def test_long_names_are_in_a_legend_below(tmp_path, drawn):
     assert entries == [*(f" {name}" for name in names), " 95 % interval"]
     colors = [line.get_color() for line in legend.get_lines()]
     assert colors == [text.get_color() for text in axes.texts]
-    assert axes.get_position().width > 0.6  # share of the figure's width
+    assert axes.get_position().width > 0.6
 
 
 def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     games = {"start": [0] * 10, "after RL": [1] * 10, "optimal, 5 a turn": [1, 0] * 5}
     scores = {"frozenlake": games, "bandit": games}
-    # In matplotlib $ begins a formula, and a first _ hides a label. Here both are plain text.
     run = write_run(tmp_path / "_a$x$", [0.5, 1.0], scores)
     view_curves.draw_curves([run], tmp_path / "curves.png")
     (axes,) = drawn
@@ -288,7 +277,7 @@ def test_panel_marks_what_appears_with_a_row(tmp_path, drawn, monkeypatch):
     entropy = ([1, 3, 4, 5], [3] * 4)
     wanted = [(steps, [1] * 5), (steps, [2] * 5), entropy, (steps, [4] * 5)]
     assert [lines_of(axes)[0] for axes in drawn] == wanted
-    assert [lines_of(axes)[1] for axes in drawn] == wanted  # 5 rows are too few to average
+    assert [lines_of(axes)[1] for axes in drawn] == wanted
     assert [lines_of(axes)[2][0] for axes in drawn] == [[3, 3]] * 4
     assert [axes.get_xlabel() for axes in drawn] == ["", "", "iteration", "iteration"]
     figure = drawn[0].figure

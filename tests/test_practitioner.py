@@ -39,8 +39,6 @@ The code is meow-tea-taro at commit a9c248c.
         sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
     stale bytecode: the tests see the code before the patch
         sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
-
-Run with:  python -m pytest -q tests/test_practitioner.py
 """
 
 from configurator import Config, SftConfig, load_config
@@ -67,7 +65,7 @@ from train import build_experience
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"(\w+): (test_\w+)", __doc__)
-OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))  # keywords of rollout.collect
+OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))
 
 
 def test_the_tests_of_the_table_are_there():
@@ -78,7 +76,6 @@ def test_the_tests_of_the_table_are_there():
 
 
 def test_a_response_depends_on_all_of_its_prompt(random_model, chat):
-    """A change of any one of the first 40 prompt tokens changes the response's log-probs."""
     config = small_config()
     engine = make_engine(config, random_model, chat)
     (trajectory,) = rollout.collect(engine, chat, config, [((4, 0), 0)], **OPTIONS)
@@ -98,7 +95,8 @@ def test_a_response_depends_on_all_of_its_prompt(random_model, chat):
 
 
 class Dinner(Env):
-    """A game with ten milestones, one for each `cook`. The action `eat` ends it at any time."""
+    """A game with ten milestones, one for each `cook`. The action `eat` ends the game at any
+    time."""
 
     actions = ("cook", "wait", "eat")
     max_reward = 10.0
@@ -124,8 +122,8 @@ class Dinner(Env):
 
 @pytest.mark.parametrize("density", ["sparse", "dense", "balanced"])
 def test_a_lost_game_is_worth_less_than_a_won_one(density):
-    """A win pays 1. Nine of ten milestones pay at most 0.9 if the game then ends with `eat` or
-    for lack of turns. In meow-tea-taro a win pays 1 and the nine milestones 9."""
+    """A win pays 1, and nine of ten milestones at most 0.9. In meow-tea-taro a win pays 1 and the
+    nine milestones 9."""
     totals = {}
     for end in ("cook", "eat", "wait"):
         env = Dinner(max_actions=10)
@@ -151,8 +149,6 @@ def test_every_recipe_of_groups_has_groups(path):
 
 @pytest.mark.parametrize("name", ["quest_ppo", "household_ppo"])
 def test_a_demonstration_holds_every_turn(name, chat):
-    """The replies, read back from the trained tokens, solve the task from the same start. No turn
-    is missing."""
     config = load_config([config_file(name)], kind=SftConfig)[0]
     config = replace(config, max_context_tokens=16384, sft_actions=1)
     limits = dict(observation=config.observation, max_actions=config.actions_per_traj)
@@ -172,8 +168,6 @@ def test_a_demonstration_holds_every_turn(name, chat):
 
 @pytest.mark.parametrize("limit", [300, 640])
 def test_every_episode_has_a_place_for_its_reward(limit, trained_model, chat):
-    """Even if the context limit ends an episode, its tokens have the RLOO advantage: its score
-    minus the mean score of the rest of the group."""
     rloo = dict(estimator="rloo", format_penalty=-0.25, batch_size=8, filter_keep=1)
     config = small_config(max_context_tokens=limit, **rloo)
     starts = [((4, group), member) for group in range(2) for member in range(4)]

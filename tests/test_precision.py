@@ -1,7 +1,4 @@
-"""Tests of support/precision.py: products in float32 and stochastic rounding.
-
-python -m pytest -q tests/test_precision.py
-"""
+"""Tests of support/precision.py: products in float32 and stochastic rounding."""
 
 import pytest
 import torch
@@ -13,7 +10,7 @@ TYPES = [torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_products_of_16_bit_factors_are_not_rounded_to_16_bits(dtype):
-    """bfloat16 and float16 cannot hold 1 + 2^-11, so a product rounded to 16 bits would differ."""
+    """16-bit formats cannot hold 1 + 2^-11, so a product rounded to 16 bits would differ."""
     a = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
     b = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=dtype)
     assert product_in_float32(a, b).tolist() == [[1.0, 1.0 + 2.0**-11]]
@@ -29,13 +26,13 @@ def test_a_product_of_float32_is_the_usual_one():
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_quarter_of_a_step_moves_a_quarter_of_the_numbers(dtype, sign):
-    step = torch.finfo(dtype).eps  # the distance of neighbouring numbers between 1 and 2
+    step = torch.finfo(dtype).eps
     values = torch.full((100_000,), sign * (1 + step / 4))
     rounded = round_at_random(values, dtype, 3).float()
     assert rounded.unique().tolist() == sorted([sign, sign * (1 + step)])
     share = (rounded != sign).float().mean()
     assert share == pytest.approx(0.25, abs=0.01)  # 0.01 is 7 standard deviations
-    assert torch.equal(values.to(dtype).float().abs(), torch.ones(100_000))  # round to nearest
+    assert torch.equal(values.to(dtype).float().abs(), torch.ones(100_000))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -1,7 +1,4 @@
-"""Tests of `printable`, which makes any text safe to print on a terminal, and of `run_main`.
-
-Run with:  python -m pytest -q tests/test_printable.py
-"""
+"""Tests of `printable`, which makes any text safe to print on a terminal, and of `run_main`."""
 
 import configurator
 from configurator import printable
@@ -63,7 +60,6 @@ def test_printable_leaves_nothing_that_a_terminal_obeys():
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_terminal_may_have_few_characters(encoding):
-    """The encoding may have no code for Sokoban's box and goal or for what the user types."""
     done = subprocess.run(
         [sys.executable, "-m", "tools.play", "sokoban", "--seed=3"],
         env=os.environ | {"PYTHONIOENCODING": encoding},

@@ -1,8 +1,4 @@
-"""
-Tests of worlds/rubik.py and worlds/sudoku.py by geometry, known counts and hand-made boards.
-
-    python -m pytest -q tests/test_puzzles.py
-"""
+"""Tests of worlds/rubik.py and worlds/sudoku.py by geometry, known counts and hand-made boards."""
 
 import itertools
 from collections import Counter
@@ -17,8 +13,8 @@ from worlds import rubik, sudoku
 
 # ---------- Rubik
 
-# Face -> its outward direction, and what is right and down for a viewer who looks at the face.
-# Axes: x to the right, y up, z to the viewer in front.
+# Face -> its outward direction, and the directions right and down for a viewer of the face. Axes: x
+# to the right, y up, z to the viewer in front.
 LOOKS = {
     "U": ((0, 1, 0), (1, 0, 0), (0, 0, 1)),
     "R": ((1, 0, 0), (0, 0, -1), (0, -1, 0)),
@@ -30,7 +26,6 @@ LOOKS = {
 
 
 def sticker_places():
-    """Return (corner, outward direction) of each of the 24 stickers, as integer vectors."""
     places = []
     for face in rubik.FACES:
         out, right, down = map(np.array, LOOKS[face])
@@ -89,8 +84,8 @@ def test_rubik_by_hand():
     env = make_env("rubik")
     cube = rubik.turn(rubik.turn(rubik.SOLVED, "R"), "U")
     env.start(("rubik", "123456", cube), [0])
-    # After R: U:1313 R:2222 F:3434 D:4646 L:5555 B:1616. Then U turns the upper face and moves the
-    # upper row of back to right, right to front, front to left, left to back.
+    # After R: U:1313 R:2222 F:3434 D:4646 L:5555 B:1616. Then U turns the upper face. The upper row
+    # of back moves to right, right to front, front to left, left to back.
     assert env.observe() == "U:1133 R:1622 F:2234 D:4646 L:3455 B:5516"
     assert env.statements() == ["Away 2.", "Way U' R'."]
     assert env.plan(1, 5) == ["U'"]
@@ -137,7 +132,6 @@ def opened(text, **options):
 
 
 def is_full_board(cells):
-    """Whether each row, column and 2x2 block has the digits 1 to 4, as the rules ask."""
     grid = np.array(cells).reshape(4, 4)
     units = [*grid, *grid.T]
     units += [grid[i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2)]
@@ -174,17 +168,17 @@ def test_puzzles_have_one_solution(empty):
 def test_sudoku_by_hand():
     env = opened("12_4 34__ 2_43 4321")
     assert env.observe() == "12_4\n34__\n2_43\n4321"
-    # Cell 1 3 (row, column) is 3: row 1 has 1, 2, 4. Cell 2 3 is 1: column 3 has 4, 2, and row 2
-    # has 3. Cell 2 4 is 2, and cell 3 2 is 1.
+    # Cell 1 3 (row, column) is 3, because row 1 has 1, 2, 4. Cell 2 3 is 1: column 3 has 4, 2, and
+    # row 2 has 3. Then cell 2 4 is 2, and cell 3 2 is 1.
     assert env.statements() == ["Next 1 3 3, 2 3 1, 2 4 2.", "Clash none."]
     assert env.plan(9, 9) == ["1 3 3", "2 3 1", "2 4 2", "3 2 1"]
     wrong = env.step("3,2,2")
     assert (wrong.valid, wrong.effective, wrong.reward) == (True, True, 0.0)
     assert env.statements()[1] == "Clash 3 2 2."
-    assert env.plan(1, 9) == ["3 2 1"]  # a plan corrects mistakes first
+    assert env.plan(1, 9) == ["3 2 1"]
     assert not env.step("3 2 2").effective
     for action in ("1 1 2", "5 1 1", "1 3 5", "1 3", "133", "1 3 3 1", "a b c"):
-        assert not env.step(action).valid  # cell 1 1 is given; the others are no actions
+        assert not env.step(action).valid
     for action in ("3 2 1", "1 3 3", "2 3 1"):
         assert not env.step(action).terminated
     last = env.step("2 4 2")

@@ -1,7 +1,4 @@
-"""Tests of quoted paths, which may hold characters that separate environments, options or models.
-
-Run with:  python -m pytest -q tests/test_quotes.py
-"""
+"""Tests of quoted paths, whose characters may separate environments, options or models."""
 
 from configurator import UserError
 
@@ -55,7 +52,6 @@ def test_doctests(module):
 
 @pytest.fixture(params=FOLDERS)
 def own(request, tmp_path):
-    """An environment file in a folder whose name has characters of the mixture syntax."""
     folder = tmp_path / request.param
     folder.mkdir()
     (folder / "my_env.py").write_text(OWN)
@@ -82,7 +78,7 @@ def test_a_quoted_environment_is_played(own):
 def test_without_quotes_the_sign_is_named(own):
     text = f"{own}:Doors"
     signs = [sign for sign in " +*@>" if sign in text]
-    if not signs:  # an apostrophe is an ordinary character
+    if not signs:
         assert mixture_at(text) == {text: 1.0}
         return
     with pytest.raises(UserError) as error:

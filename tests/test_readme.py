@@ -1,7 +1,4 @@
-"""Tests of README, docs and studies: commands parse, short ones run, files and functions exist.
-
-Run with:  python -m pytest -q tests/test_readme.py
-"""
+"""Tests of README, docs and studies: commands parse, short ones run, files and functions exist."""
 
 from configurator import FIELD_TYPES, Config, SftConfig, load_config
 
@@ -31,7 +28,7 @@ PATHS = [
 PAGES = {path: path.read_text(encoding="utf-8") for path in PATHS}
 STARTS = ("python", "torchrun", "make", "pip", "tensorboard")
 COSTS = re.compile(r"GPU|CPU-s|CPU-min|seconds|minute|hour|server|Slurm")
-# Script -> arguments that make its commands fast. Commands of other scripts are not run.
+# script -> arguments that make its commands fast
 SHORT = {
     "train": "--num_iterations=1 --num_groups=2 --group_size=2 --batch_size=2 --filter_keep=1.0 "
     "--eval_size=2",
@@ -44,7 +41,7 @@ SHORT = {
     "studies.reproduce": "--dry_run=True",
     "studies.base_model.corpus": "--packs=4",
 }
-# A command of train, eval or tools.sft is run only if an argument matches this.
+# A command of train, eval or tools.sft is run only if an argument matches TINY.
 TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")
 OPTIONAL = {  # start of an argument -> package that it needs (make test-extras or test-hubs)
     "--env=textworld": "textworld",
@@ -60,8 +57,7 @@ OPTIONAL = {  # start of an argument -> package that it needs (make test-extras 
 
 
 def commands():
-    """Yield the words of every command in PAGES, and the text that may tell what it costs: the
-    command's comment, or its heading and the paragraphs around it."""
+    """Yield the words of every command in PAGES, and the text that may tell its cost."""
     for page in PAGES.values():
         paragraphs = page.replace("\\\n", " ").split("\n\n")
         heading = ""
@@ -78,10 +74,10 @@ def commands():
 
 
 def command_words(text):
-    """Return the words from the first that is in STARTS on; [] if the text is no command."""
+    """Return the words from the first that is in STARTS on, or [] if the text is no command."""
     words = []
     for word in re.findall(r'--\w+="[^"]*"|\S+', text.replace('ARGS="', "ARGS= ")):
-        is_quoted = word.startswith("--") and '="' in word  # such as --only="frozenlake GAE"
+        is_quoted = word.startswith("--") and '="' in word
         words.append(word.replace('"', "") if is_quoted else word)
     places = [i for i, word in enumerate(words) if word in STARTS]
     if not places:
@@ -94,7 +90,8 @@ def command_words(text):
 def read_torchrun(arguments):
     """Parse with torchrun's own parser. Return None if the installed torch does not know an option.
 
-    pytest calls this while it collects tests, when SystemExit would end pytest."""
+    SystemExit would end pytest while it collects tests.
+    """
     try:
         return get_args_parser().parse_args(arguments)
     except SystemExit:
@@ -102,8 +99,8 @@ def read_torchrun(arguments):
 
 
 def script_of(words):
-    """Return (name of the module, its arguments). Return ("", words) for a program other than
-    Python and torchrun, or if torchrun would refuse its options."""
+    """Return (name of the module, its arguments), or ("", words) for other programs than Python and
+    torchrun."""
     if words[0] == "torchrun":
         launch = read_torchrun(words[1:])
         if launch is None:
@@ -120,7 +117,6 @@ SUPERVISED = ("tools.sft", "studies.base_model.pretrain")
 
 
 def kind_of(script):
-    """Return the class of a script's settings."""
     return SftConfig if script in SUPERVISED else Config
 
 
@@ -155,7 +151,7 @@ def test_commands_parse(line, monkeypatch):
         load_config(arguments[len(runs) :], extra=extra)
     if script == "studies.speed.bench":
         bench = importlib.import_module(script)
-        monkeypatch.setattr(bench, "find_model", lambda name: name)  # out/smollm2 may be missing
+        monkeypatch.setattr(bench, "find_model", lambda name: name)
         bench.read_arguments(arguments)
     if script == "studies.reproduce":
         reproduce.read_options(arguments)
@@ -193,12 +189,11 @@ def test_there_are_commands():
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """A folder with the files that commands name and those that earlier commands wrote."""
     folder = tmp_path_factory.mktemp("desk")
     for name in ("config", "docs", "examples", "worlds"):
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)
     (folder / "out").mkdir()
-    for name in ("A", "A_s1", "B", "NAME"):  # stand for runs of the reader
+    for name in ("A", "A_s1", "B", "NAME"):
         (folder / "out" / name).symlink_to("frozenlake_ppo", target_is_directory=True)
     return folder
 
@@ -211,7 +206,7 @@ def test_short_commands_run(line, desk, monkeypatch, capsys):
         if any(argument.startswith(start) for argument in arguments):
             pytest.importorskip(package)
     monkeypatch.chdir(desk)
-    typed = iter(["Right"] * 20)  # then the input ends
+    typed = iter(["Right"] * 20)
 
     def type_right(_):
         for text in typed:
@@ -261,7 +256,6 @@ def test_readme_is_short():
 
 
 def test_every_setting_is_read():
-    """Each setting is read in a public method of SftConfig or outside of configurator.py."""
     paths = [path for path in ROOT.glob("**/*.py") if path.name != "configurator.py"]
     own = [path for path in paths if not {".venv", "out", "tests"} & set(path.parts)]
     code = "".join(path.read_text(encoding="utf-8") for path in own)
@@ -291,7 +285,6 @@ WRITES = re.compile(r"--(?:json|jsonl|export|out_dir)=(\w[^\s`\]]+)")
 
 
 def test_commands_write_under_out():
-    """Commands that a reader copies write no files beside the code."""
     texts = [*PAGES.values(), *(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))]
     texts += [path.read_text(encoding="utf-8") for path in ROOT.glob("tools/*.py")]
     paths = [path for text in texts for path in WRITES.findall(text)]

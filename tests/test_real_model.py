@@ -1,9 +1,10 @@
-"""Tests of training with SmolLM2-135M-Instruct, a real language model, on one CPU core.
+"""
+Tests of training with SmolLM2-135M-Instruct, a real language model, on one CPU core.
 
     make test-smollm2    # fetches the model; 4 CPU-minutes, 8 GB of disk and memory
 
-Before SFT on the games, the model hardly ever writes a well-formed reply. All scores are then equal
-and all advantages 0, so that only the entropy bonus gives a gradient.
+Before SFT, the model hardly ever writes a well-formed reply, so only the entropy bonus has a
+gradient.
 """
 
 from configurator import load_config
@@ -48,14 +49,12 @@ MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.2}
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """A folder for the runs. It is removed after the tests, because a checkpoint has 1.6 GB."""
     folder = tmp_path_factory.mktemp("real_model")
     yield folder
     shutil.rmtree(folder)
 
 
 def start(arguments):
-    """Start Python in the background, with output and errors in one text."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
@@ -66,7 +65,6 @@ def start(arguments):
 
 
 def finish(process):
-    """Wait for a process to succeed. Returns: its output."""
     output, _ = process.communicate(timeout=3600)
     assert process.returncode == 0, output[-4000:]
     return output
@@ -79,14 +77,12 @@ def arguments_of(out_dir, *more, overlays=()):
 
 @pytest.fixture(scope="module")
 def whole(desk):
-    """The folder of a run of two iterations without interruption."""
     finish(start(arguments_of(desk / "whole")))
     return desk / "whole"
 
 
 def test_every_weight_is_that_of_the_wheel():
-    """WEIGHTS_SHA256 is the hash of weights that passed `smollm2.check_weights`, ordered by
-    name."""
+    """WEIGHTS_SHA256 hashes weights that passed `smollm2.check_weights`, ordered by name."""
     digest = hashlib.sha256()
     num_parameters = 0
     with safe_open(FOLDER / "model.safetensors", framework="np") as weights:
@@ -101,7 +97,6 @@ def test_every_weight_is_that_of_the_wheel():
 
 
 def test_the_torch_engine_gives_the_recorded_answers():
-    """transformers gave the same answers when tools/smollm2.py wrote the folder."""
     network, tokenizer = load_model(str(FOLDER))
     chat = Chat(tokenizer)
     config, *_ = load_config([f"{ROOT}/{path}" for path in CONFIGS] + ["--max_running=5"])
@@ -133,7 +128,7 @@ def test_a_run_trains_and_its_engine_agrees(whole):
 def test_a_killed_run_continues_bit_by_bit(whole, desk):
     cut = desk / "cut"
     process = start(arguments_of(cut))
-    while not (cut / "checkpoint-000001").is_dir():  # it gets this name when it is complete
+    while not (cut / "checkpoint-000001").is_dir():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -152,7 +147,7 @@ def test_eval_scores_the_policy_as_the_run_did(whole, desk):
     for game, expected in zip(
         read_lines(desk / "games.jsonl"), read_lines(whole / "eval_final.jsonl"), strict=True
     ):
-        del game["policy"], expected["policy"]  # the two files name the policy differently
+        del game["policy"], expected["policy"]
         assert game == expected
 
 

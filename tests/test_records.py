@@ -1,7 +1,4 @@
-"""Tests of support/records.py: records of trajectories, and what filter and update note in them.
-
-Run with:  python -m pytest -q tests/test_records.py
-"""
+"""Tests of support/records.py: records of trajectories, and their notes of filter and update."""
 
 from configurator import Config, UserError
 
@@ -27,8 +24,6 @@ from support.run_folder import read_rows
 
 
 class Words:
-    """A tokenizer whose token i is the text w{i}."""
-
     def decode(self, ids, clean_up_tokenization_spaces):
         assert not clean_up_tokenization_spaces
         return f"w{ids[0]}"
@@ -89,7 +84,7 @@ def test_credit_is_the_mean_advantage_and_the_value_before_the_reply():
 def test_copies_of_a_turn_share_its_credit():
     original = trajectory_of(1)
     system = SimpleNamespace(message=lambda role, text: [7, 2, 8])
-    copy = unmask(original, system)  # tokens 7, 2 and 8 stay masked; 9 is trained on
+    copy = unmask(original, system)  # tokens 7, 2 and 8 stay masked
     note_credit([copy], torch.tensor([1.0, 3.0]), None)
     assert trajectory_record(original, Words())["turns"][0]["advantage"] == 2.0
 
@@ -126,7 +121,7 @@ def test_a_failure_is_told_by_what_ended_it():
     assert why_ended("failure", {"out_of_actions": True}) == "its last action was used"
     assert why_ended("failure", {"out_of_actions": False}) == "the game was lost"
     old = "the game ended, or its last action was used, without a success"
-    assert why_ended("failure", {}) == old  # old records do not hold the cause
+    assert why_ended("failure", {}) == old
     hole = {"out_of_actions": False, "why_lost": "fell into a hole at (2,3)\x1b"}
     assert why_ended("failure", hole) == r"fell into a hole at (2,3)\x1b"
     assert why_ended("success", hole) == ""

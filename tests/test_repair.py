@@ -1,9 +1,4 @@
-"""
-Tests of Repair with hand-made games. Its interpreter is compared with Python and tried with hostile
-code.
-
-    python -m pytest -q tests/test_repair.py
-"""
+"""Tests of Repair with hand-made games; Python is the reference for its interpreter."""
 
 import doctest
 
@@ -60,7 +55,6 @@ def test_repair_leaves_out_what_the_unpatched_code_passes(reward):
     assert last.terminated
     assert not last.success
 
-    # an edit to another wrong comparison
     num_passed = sum(right == sum(x > 4 for x in xs) for xs, right in deciding)
     ratio = max(0, (num_passed - num_unpatched) / (len(deciding) - num_unpatched))
     last = play(opened(FAULTY, reward=reward), ["edit 4: if x > 4:", "submit"])[-1]
@@ -123,7 +117,7 @@ def test_programs_do_what_python_does():
             names = {}
             exec(code, names)
             for argument, given_value, _ in repair.run_tests(code, title, 4):
-                if not isinstance(given_value, str):  # "error: ..." if the code fails
+                if not isinstance(given_value, str):
                     assert names[name](argument) == given_value
                     compared += 1
     assert compared > 500

@@ -1,7 +1,4 @@
-"""Tests of tools/replay.py: games are played again from their records, and differences are found.
-
-Run with:  python -m pytest -q tests/test_replay.py
-"""
+"""Tests of tools/replay.py: games are played again from records, and differences are found."""
 
 from configurator import UserError
 
@@ -43,9 +40,7 @@ def test_a_record_that_went_otherwise_is_found(tmp_path):
     message = "1 of the trajectories of .+ differ from their records, the first: prompt 1 of "
     with pytest.raises(ValueError, match=message):
         replay.main([*LAKE, f"--record={lines}"])
-    with pytest.raises(
-        ValueError, match="3 of the trajectories of"
-    ):  # held-out instances are other games
+    with pytest.raises(ValueError, match="3 of the trajectories of"):
         replay.main([*LAKE, f"--record={lines}", "--eval_split=heldout"])
 
 
@@ -76,7 +71,6 @@ def test_a_game_that_takes_too_long_cannot_be_compared(tmp_path):
     )
     with pytest.raises(UserError, match=message):
         replay.main([*lake, f"--record={lines}"])
-    # Now the record has the error, and the new game has none.
     (tmp_path / "tired").unlink()
     (record,) = read_lines(lines)
     record["turns"][-1]["error"] = "no answer within 9 s"
@@ -106,7 +100,6 @@ def test_a_record_without_the_newer_facts_is_repeated(tmp_path):
 
 @pytest.fixture
 def record(two_runs, tmp_path, capsys):
-    """The record of two games that the policy of run a played."""
     lines = tmp_path / "one.jsonl"
     evaluation.main([str(two_runs / "a"), "--eval_size=2", f"--jsonl={lines}"])
     capsys.readouterr()
@@ -121,7 +114,7 @@ def test_two_records_of_one_policy_are_two_rows(two_runs, record, tmp_path, caps
     more.write_text("\n".join([*first, *again]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [policy, f"{policy} (2)"]
-    # A record that holds the same games twice does not hold two samples of a prompt.
+    # A repeated game is not a second sample of its prompt.
     more.write_text("\n".join([*first, *first]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     out = capsys.readouterr().out
@@ -167,8 +160,7 @@ def test_a_file_without_trajectories_is_refused(record, change, sentence):
 
 
 def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
-    """The environment of a record or run may be a file of code. It runs only if the user names
-    it."""
+    """The environment of a record may be a file of code, which runs only if the user names it."""
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
     env = f"{tmp_path}/evil.py:X"
     lines = tmp_path / "lines.jsonl"
@@ -183,7 +175,6 @@ def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
     message = r"which can run programs or read files; if you trust it, add --env=.*evil.py:X"
     with pytest.raises(ValueError, match=message):
         evaluation.main([str(run)])
-    # If eval_env is set, --env does not change what is played.
     save_config(small_config(eval_env=env), {}, run)
     message = r"which can run programs or read files; if you trust it, add --eval_env=.*evil.py:X"
     with pytest.raises(ValueError, match=message):

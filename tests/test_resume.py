@@ -1,7 +1,4 @@
-"""Tests of runs that continue with other settings, or in a damaged folder.
-
-python -m pytest -q tests/test_resume.py
-"""
+"""Tests of runs that continue with other settings, or in a damaged folder."""
 
 from configurator import UserError
 
@@ -29,7 +26,6 @@ def one_process():
 
 
 def start(folder, out_dir, *flags, **changes):
-    """Run train.py, in a new folder or to continue a run."""
     settings = RUN | EACH | dict(model=str(folder)) | changes
     arguments = [f"--{key}={value}" for key, value in settings.items()]
     train.main([*arguments, f"--out_dir={out_dir}", *flags])
@@ -37,7 +33,6 @@ def start(folder, out_dir, *flags, **changes):
 
 @pytest.fixture(scope="module")
 def finished(trained_folder, tmp_path_factory):
-    """The folder of a run of two iterations with final_lr=0.1."""
     out_dir = tmp_path_factory.mktemp("resume") / "run"
     parallel.init_distributed(small_config())
     start(trained_folder, out_dir, num_iterations=2)
@@ -85,7 +80,7 @@ def test_damage_that_leaves_json_is_said(trained_folder, out_dir, capsys):
         f"{out_dir}/trajectories.jsonl is not what the run wrote up to iteration 2: ",
         f"{out_dir}/best was lost (missing or changed: model.safetensors): from now on it holds ",
     ):
-        assert out.count(sentence) == 2  # at the start and at the end
+        assert out.count(sentence) == 2
     assert json.loads((out_dir / "best/iteration.json").read_text()) == {"step": 3}
     load_model(str(out_dir / "best"))
 
@@ -104,7 +99,6 @@ def test_changed_metrics_are_refused(trained_folder, out_dir):
 
 @pytest.mark.slow
 def test_a_run_continues_beside_links_and_a_folder_of_that_name(trained_folder, out_dir):
-    """Links in the run's folder are left alone. Offline W&B, for example, writes links."""
     (out_dir / "wandb").mkdir()
     (out_dir / "wandb/latest-run").symlink_to("offline-run-1")
     (out_dir / "newest").symlink_to("checkpoint-000002")

@@ -1,8 +1,6 @@
 """Tests of rollout.py: sampled tokens, masks and prompts token by token, schedules, limits.
 
-Sampled tokens and log-probs are compared with a forward pass of the Hugging Face model.
-
-Run with:  python -m pytest -q tests/test_rollout.py
+A forward pass of the Hugging Face model is the reference for tokens and log-probs.
 """
 
 from configurator import UserError
@@ -52,8 +50,7 @@ def play(model, chat, config, starts=STARTS, **options):
 
 
 def pairs_with_logits(model, folder, trajectories):
-    """Return (trajectory, logits) for each trajectory. The logits (tokens, vocabulary) are those of
-    the Hugging Face model."""
+    """Return (trajectory, logits of the Hugging Face model) for each trajectory."""
     model.save_pretrained(folder)
     load = AutoModelForCausalLM.from_pretrained
     reference = load(folder, attn_implementation="sdpa", dtype=torch.float32)
@@ -66,15 +63,12 @@ def pairs_with_logits(model, folder, trajectories):
 
 
 def sampled_logprobs(trajectory, logits):
-    """Return the log-probs of the sampled tokens, given the logits of all tokens."""
     chosen = torch.tensor(trajectory.ids)[1:, None]
     logprobs = logits.log_softmax(-1)[:-1].gather(1, chosen)[:, 0]
     return logprobs[torch.tensor(trajectory.response_mask)[1:]]
 
 
 class Spy:
-    """An engine that passes all calls on to another engine and records requests and samples."""
-
     def __init__(self, engine):
         self.engine = engine
         self.asked = {}
@@ -99,8 +93,6 @@ class Spy:
 
 
 class Script:
-    """An engine for one trajectory. It returns the given replies (lists of token ids) in order."""
-
     def __init__(self, replies):
         self.replies = list(replies)
         self.prompts = []
@@ -201,7 +193,7 @@ def test_every_response_is_sampled_with_a_seed_of_its_own(trained_model, chat):
     spy = Spy(make_engine(config, trained_model, chat))
     collect(spy, chat, config, STARTS, **OPTIONS)
     seeds = [options["seed"] for requests in spy.asked.values() for _, options in requests]
-    assert len(seeds) > len(STARTS)  # some trajectories have several turns
+    assert len(seeds) > len(STARTS)
     assert len(set(seeds)) == len(seeds)
 
 
@@ -270,7 +262,7 @@ def test_a_reply_sees_the_last_turns_only(trained_model, chat, tmp_path, context
             closed.add(returned.ids[-1] == chat.end)
     assert closed == {True, False}
 
-    parts = split_by_context(played, config)  # one for each turn, in order
+    parts = split_by_context(played, config)  # one for each turn
     assert [(part.seed, part.member, part.turns) for part in parts] == [
         (t.seed, t.member, [turn]) for t in played for turn in t.turns
     ]
@@ -314,7 +306,7 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
         before = [(list(turn.prompt_ids), list(turn.response_ids)) for turn in t.turns]
         opened = unmask(t, chat)
         cut = len(chat.message("system", t.system))
-        assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # unchanged
+        assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before
         assert [turn.reward for turn in opened.turns] == [turn.reward for turn in t.turns]
         parts = split_by_context([t], config)
         opened_parts = split_by_context([opened], config)
@@ -330,12 +322,10 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
 
 
 def encode_reply(chat, actions):
-    """Return the tokens of a well-formed reply without a thought."""
     return [*chat.encode(dialogue.format_response("", actions, think=False)), chat.end]
 
 
 def assert_rewards(trajectory, *parts):
-    """Check that the reward of each turn is the sum of its numbers in `parts`."""
     expected = [sum(of_turn) for of_turn in zip(*parts, strict=True)]
     assert [turn.reward for turn in trajectory.turns] == pytest.approx(expected, abs=1e-12)
 
@@ -353,7 +343,7 @@ def test_densities_replace_the_rewards_of_the_environment_only(chat, density, sp
         env.reset(seed, member=member)
         moves = env.demonstrate(12, np.random.default_rng(0)) if member % 2 else []
         while len(moves) < 12:
-            moves.append(rng.choice([*env.actions, "Jump"]))  # Jump is unknown
+            moves.append(rng.choice([*env.actions, "Jump"]))
         pairs = [moves[k : k + 2] for k in range(0, 12, 2)]
         replies = [encode_reply(chat, pair) for pair in pairs]
         (old,) = collect(Script(replies), chat, native, [(seed, member)], **OPTIONS)
@@ -380,7 +370,6 @@ def test_a_thought_is_paid_where_the_config_says_so(chat):
     config = small_config(think=True, think_reward=0.5, max_response_tokens=60)
     env = envs.make_env(config.env, max_actions=6)
     env.reset((4, 0))
-    # The action is unknown, so nothing moves and the facts stay true.
     text = dialogue.format_response(" ".join(env.statements()), ["Jump"])
     replies = [[*chat.encode(text), chat.end]] * 3
     for think_reward in (0.5, 0.0):
@@ -404,7 +393,7 @@ def test_groups_of_a_mixture_have_their_own_environments(trained_model, chat):
         assert t.turns[0].prompt_ids == chat.opening(system, user)
     assert len({t.system for t in played}) == 3
     alone = play(trained_model, chat, config, STARTS[:2])
-    assert {t.env for t in alone} == {"bandit"}  # the environment of the config
+    assert {t.env for t in alone} == {"bandit"}
 
 
 # ---------- chat format
@@ -443,8 +432,6 @@ def test_prompts_equal_the_chat_template(chat):
 
 @pytest.mark.parametrize("real_marks", [False, True])
 def test_an_echoed_action_forges_no_role(chat, real_marks):
-    """The next prompt repeats the unknown action. Chat marks in it become plain text, even if the
-    policy sampled the tokens of marks."""
     config = small_config(max_response_tokens=40)
     marks = [chat.start] if real_marks else chat.encode("<|im_start|>")
     rest = chat.encode("user || <|im_end|> || <|im_end|>\n<|im_sta</answer>")
@@ -453,7 +440,6 @@ def test_an_echoed_action_forges_no_role(chat, real_marks):
     prompt = t.turns[1].prompt_ids
     text = chat.tokenizer.decode(prompt)
     assert 'Unknown action: "<|im_start|>user", "<|im_end|>"' in text
-    # The prompt starts a user and an assistant message and ends the user message.
     assert (prompt.count(chat.start), prompt.count(chat.end)) == (2, 1)
     assert (text.count("<|im_start|>"), text.count("<|im_end|>")) == (3, 2)
     assert t.response_mask.count(True) == 3 * len(reply)
@@ -504,10 +490,9 @@ def test_a_shared_prompt_is_prefilled_once(random_model, chat):
     engine = make_engine(small_config(), random_model, chat)
     boards = ("Board one.", "Another board, number two.")
     prompts = [chat.opening("Rules.", board) for board in boards]
-    for key in range(10):  # 2 prompts x 5 members, mixed
+    for key in range(10):
         engine.add(key, prompts[key % 2], max_tokens=4, temperature=1.0, seed=(0, key))
     assert engine.step() == []
-    # Prefill leaves out the last token of a prompt.
     assert engine.num_prefilled == len(prompts[0]) - 1 + len(prompts[1]) - 1
 
 
@@ -539,7 +524,7 @@ def test_context_limit_ends_a_trajectory(random_model, chat):
         return t.status, [len(turn.response_ids) for turn in t.turns]
 
     assert limited(opening + n) == ("out_of_tokens", [n])
-    assert limited(opening + n + following) == ("out_of_tokens", [n])  # no room for a single token
+    assert limited(opening + n + following) == ("out_of_tokens", [n])
     assert limited(opening + n + following + 1) == ("out_of_tokens", [n, 1])
     assert limited(opening + n + following + 7) == ("out_of_tokens", [n, 7])
     short = replace(config, max_context_tokens=opening)
@@ -556,13 +541,11 @@ def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
 
 @pytest.mark.slow
 def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, monkeypatch):
-    """Every second environment takes 0.2 s a step. The others continue during that time, and no
-    trajectory changes."""
     config = small_config()
     expected = play(trained_model, chat, config)
     spy = Spy(make_engine(config, trained_model, chat))
-    sleeping = [0]  # how many environments sleep now
-    busy_steps = []  # how many sleep at each step of the engine
+    sleeping = [0]
+    busy_steps = []
     engine_step = spy.step
     env_step = dialogue.Episode.step
 
@@ -589,8 +572,8 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
 
     monkeypatch.setattr(rollout, "make_episode", every_second)
     assert_same(expected, collect(spy, chat, config, STARTS, **OPTIONS))
-    assert max(busy_steps) > 1  # several sleep at once
-    assert sum(count > 0 for count in busy_steps) > 5  # the engine decodes while they sleep
+    assert max(busy_steps) > 1
+    assert sum(count > 0 for count in busy_steps) > 5
 
 
 def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
@@ -640,7 +623,7 @@ def test_memory_that_is_gone_before_the_first_step_is_one_sentence(trained_model
 
 
 def test_the_cache_has_the_rows_that_are_asked_for(trained_model, chat, capsys):
-    """The size of the cache depends on the requests. max_running is a limit and takes no memory."""
+    """max_running is a limit and takes no memory."""
     engine = make_engine(small_config(max_running=10**9), trained_model, chat)
     engine.load(trained_model.state_dict().items(), 1)
     assert engine.cache.nbytes == 0
@@ -654,11 +637,10 @@ def test_the_cache_has_the_rows_that_are_asked_for(trained_model, chat, capsys):
         for key in range(num_keys):
             engine.release(key)
     assert sizes == [3, 6, 6, 13]
-    assert capsys.readouterr().out == ""  # only a large cache is reported
+    assert capsys.readouterr().out == ""
 
 
 def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
-    """A trajectory has the same tokens alone and if others join it after its first token."""
     found = []
     for others in (0, 5):
         engine = make_engine(small_config(), trained_model, chat)
@@ -677,7 +659,7 @@ def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
 
 
 def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, monkeypatch, capsys):
-    """Half of the free memory holds five rows. The other trajectories wait and do not change."""
+    """Half of the free memory holds five rows."""
     config = small_config(max_turns=2)
     expected = play(trained_model, chat, config)
     assert capsys.readouterr().out == ""
@@ -693,7 +675,6 @@ def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, mo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_engine_on_a_cpu_keeps_one_copy_of_its_head_in_float32(trained_model, chat, dtype):
-    """The copy saves converting the head in each decode step. `load` replaces the copy."""
     name = str(dtype).removeprefix("torch.")
     engine = make_engine(small_config(dtype=name), trained_model, chat)
     weights = {key: 2 * value for key, value in trained_model.state_dict().items()}
@@ -714,8 +695,7 @@ def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, chat, dtype):
-    """In float32 the response itself does not depend on the others either. In 16 bits the batch
-    size changes the rounding of its logits."""
+    """In 16 bits, the batch size changes the rounding of logits, so a response may differ."""
     config = small_config(dtype=dtype, max_response_tokens=8)
     prompts = [[5 + i] * (3 + 7 * i) for i in range(6)]
     found = []
@@ -724,7 +704,7 @@ def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, ch
         engine.load(trained_model.state_dict().items(), 1)
         for key in keys:
             engine.add(key, prompts[key], max_tokens=8, temperature=1.0, seed=(3, key))
-        finished = engine.step()  # the first token of each response
+        finished = engine.step()
         noise = engine.responses[2].noise
         while engine.busy:
             finished += engine.step()
@@ -746,8 +726,7 @@ def test_batch_invariant_kernels_need_a_gpu(trained_model, chat, monkeypatch):
 
 
 def test_no_advice_for_an_unknown_cause(trained_model, chat, monkeypatch):
-    """An engine without a kernel for this head size fails with any max_running, so the error must
-    not advise to lower it."""
+    """An engine without a kernel for this head size fails with any max_running."""
 
     class Unsupported:
         def __init__(self, *_, **__):
@@ -786,7 +765,7 @@ def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, ran
     assert_same(collect(engine, chat, config, STARTS, **OPTIONS), play(random_model, chat, config))
     with torch.no_grad():
         for p in random_model.parameters():
-            p.zero_()  # the engine has its own copy
+            p.zero_()
     assert collect(engine, chat, config, STARTS, **OPTIONS)[0].ids != first[0].ids
     engine.add(0, chat.opening("a", "b"), max_tokens=2, temperature=1.0, seed=(0,))
     with pytest.raises(AssertionError, match="while a trajectory is under way"):

@@ -1,8 +1,4 @@
-"""
-Tests of support/run_folder.py: saved settings, folders for a run, writes that survive a crash.
-
-    python -m pytest -q tests/test_run_folder.py
-"""
+"""Tests of support/run_folder.py: saved settings, run folders, writes that survive a crash."""
 
 from configurator import Config, UserError, load_config
 
@@ -72,9 +68,9 @@ def test_settings_that_a_file_lacks_have_their_defaults(tmp_path):
 
 def test_a_run_continues_with_its_settings_only(tmp_path):
     config = Config(out_dir=str(tmp_path))
-    check_out_dir(config)  # an empty folder
+    check_out_dir(config)
     save_config(config, {}, tmp_path)
-    check_out_dir(replace(config, num_iterations=7, grace_s=5.0))  # these may change
+    check_out_dir(replace(config, num_iterations=7, grace_s=5.0))
     other = replace(config, gamma=0.5, seed=3)
     sentence = (
         f"out_dir={str(tmp_path)!r} holds a run with other settings "
@@ -96,7 +92,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     for name in (
         "lock",
         "config.json.0123456789abcdef.partial",
-    ):  # from a run that ended before its first file
+    ):
         (tmp_path / name).write_text("")
     check_out_dir(config)
     (tmp_path / "notes.txt").write_text("")

@@ -1,8 +1,6 @@
-"""
-Tests of support/run_lock.py: the lock of a run folder, and signals. A test forks its process, which
-saves importing torch again.
+"""Tests of support/run_lock.py: the lock of a run folder, and signals.
 
-    python -m pytest -q tests/test_run_lock.py
+A test forks its process, which saves importing torch again.
 """
 
 import os
@@ -36,7 +34,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
         assert str(error.value) == (
             f"out_dir={str(out_dir)!r} is in use by {holder}; give another --out_dir"
         )
-    assert not out_dir.exists()  # nothing was written
+    assert not out_dir.exists()
 
 
 def test_the_lock_of_a_killed_process_is_ignored(tmp_path):
@@ -109,7 +107,7 @@ def test_the_end_of_the_grace_and_a_second_ctrl_c(numbers, grace_s, code, senten
                     os.kill(os.getpid(), number)
                 time.sleep(30)
         finally:
-            os._exit(1)  # the handler ends the process before this line
+            os._exit(1)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == code
     assert capfd.readouterr().err.strip().splitlines()[-1] == sentence

@@ -1,8 +1,4 @@
-"""
-Tests of worlds/sandbox.py with hostile programs, and of worlds/swe.py with a small repository.
-
-    python -m pytest -q tests/test_sandbox.py
-"""
+"""Tests of worlds/sandbox.py with hostile programs, and of worlds/swe.py with a small project."""
 
 from configurator import UserError
 
@@ -61,7 +57,7 @@ PATCH = """--- a/tests/test_calc.py
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """The file of a data set of one row. Beside it is the git checkout, whose HEAD has the fix."""
+    """The file of a data set of one row, beside a git checkout whose HEAD has the fix."""
     folder = tmp_path_factory.mktemp("rows")
     repo = folder / "calc"
     (repo / "tests").mkdir(parents=True)
@@ -104,8 +100,8 @@ CONNECT = 'python -c "import socket; socket.{call}"'
 TCP = "create_connection(('127.0.0.1', {port}), 2)"
 UNIX = "socket(socket.AF_UNIX).connect('{folder}/door')"
 REMOUNT = "mount -o remount,bind,rw /usr && echo owned > /usr/owned"
-# attack -> the shell command that tries it. All placeholders are outside the sandbox: {secret} is a
-# file, {port} a TCP port that listens, {folder}/door a Unix socket that listens, {pid} a process.
+# attack -> its shell command. All placeholders are outside the sandbox: {secret} is a file, {port}
+# a TCP port that listens, {folder}/door a Unix socket that listens, {pid} a process.
 HOSTILE = {
     "fork bomb": "bomb() {{ bomb | bomb & }}; bomb; sleep 1; exit 1",
     "fork bomb in Python": "python -c 'import os\nwhile True: os.fork()'",
@@ -143,13 +139,13 @@ def commands_that_run():
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if "pytest-xdist" not in line:  # a worker's title may show the command
                 lines.append(line)
-        except OSError:  # the process has ended
+        except OSError:
             continue
     return lines
 
 
 def check_no_sleep_runs():
-    """Check that no `sleep 54321` runs. A killed one may still be listed for a moment."""
+    """Wait until no `sleep 54321` runs: a killed process may still be listed for a moment."""
     for _ in range(600):
         running = [line for line in commands_that_run() if "sleep 54321" in line]
         if not running:
@@ -175,7 +171,7 @@ def test_hostile_programs_end_as_failed_turns(aim, rows, tmp_path, monkeypatch):
         env = opened(rows)
         step = env.step(f"echo begun; {command}")
         with pytest.raises(BlockingIOError):
-            server.accept()  # no program connected
+            server.accept()
     assert (step.success, step.valid, step.effective) == (False, True, False)
     assert step.reward == 0
     assert not step.terminated
@@ -270,7 +266,7 @@ def test_a_folder_is_removed_whatever_is_in_it(tmp_path):
     folder.cleanup()
     assert not Path(folder.name).exists()
     assert precious.read_text() == "here"
-    folder.cleanup()  # a second call does nothing
+    folder.cleanup()
 
 
 def test_folders_without_a_sandbox_are_removed_too():
@@ -282,7 +278,7 @@ def test_folders_without_a_sandbox_are_removed_too():
         if i == 1000:
             middle = path
     middle.chmod(0)
-    del folder  # as when the next game starts
+    del folder
     assert not path.exists()
     assert middle.parts[1] == "tmp" and not Path(*middle.parts[:4]).exists()
 
@@ -332,9 +328,10 @@ def test_the_folders_in_memory_hold_few_files(tmp_path):
 
 
 def hostile_checkout(folder, settings):
-    """Make a git checkout. Its `settings` may run programs, and its .gitattributes request them.
+    """Make a git checkout whose `settings` may run programs, requested by its .gitattributes.
 
-    Returns: its folder, its commit, and its files as a dict of texts."""
+    Returns: its folder, its commit, and its files as a dict of texts.
+    """
     repo = folder / "calc"
     repo.mkdir()
     files = {
@@ -430,20 +427,18 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
 @pytest.mark.parametrize(
     "commands, ratio",
     [
-        ([FIX_ADD], 0.5),  # fixes one of two failing tests
+        ([FIX_ADD], 0.5),
         pytest.param([], 0.0, marks=pytest.mark.slow),
         pytest.param([FIX_ADD, FIX_MUL], 1.0, marks=pytest.mark.slow),
-        # 2 of 3 tests pass, as after one fix
         pytest.param([FIX_ADD, FIX_MUL, BREAK_SAME], 0.5, marks=pytest.mark.slow),
         pytest.param([BREAK_SAME], 0.0, marks=pytest.mark.slow),
         # submit restores the tests
         pytest.param([OWN_TESTS], 0.0, marks=pytest.mark.slow),
         pytest.param(["rm -r tests; ln -s / tests"], 0.0, marks=pytest.mark.slow),
-        # bytecode from before the patch is not used
         pytest.param(
             [f"python -c 'import calc'; {FIX_ADD}; {FIX_MUL}"], 1.0, marks=pytest.mark.slow
         ),
-        # output of the code, zero bytes included, hides no line of the report
+        # output with zero bytes hides no line of the report
         pytest.param(
             [FIX_ADD, FIX_MUL, SHOW_OUTPUT, f"sed -i '1i import os; {PRINT_ZEROS}' calc.py"],
             1.0,
@@ -598,7 +593,7 @@ def test_a_row_by_hand(rows):
     assert env.observe() == "Task: add and mul are wrong"
     assert env.instance == ("swe", "calc-1")
     files = env.step("ls -A").observation.split("\n")[1:]
-    assert files == ["calc.py", "conftest.py", "tests"]  # and no .git, which would hold the answer
+    assert files == ["calc.py", "conftest.py", "tests"]
     assert env.random(3, np.random.default_rng(0))
     assert env.greedy() == "submit"
     assert env.statements() == []
@@ -616,7 +611,7 @@ def test_a_row_by_hand(rows):
 
     env = opened(rows, max_actions=2)
     env.step(FIX_ADD)
-    step = env.step(FIX_MUL)  # the last action submits as well
+    step = env.step(FIX_MUL)
     assert step.terminated
     assert step.success
     assert step.reward == 1

@@ -1,7 +1,4 @@
-"""Tests of support/seed_groups.py: which models are pooled as seeds of one method.
-
-python -m pytest -q tests/test_seed_groups.py
-"""
+"""Tests of support/seed_groups.py: which models are pooled as seeds of one method."""
 
 from configurator import Config
 
@@ -22,7 +19,6 @@ def in_folder(tmp_path, monkeypatch):
 
 
 def save_run(name, **settings):
-    """Write the config.json of a run. Returns: the folder of its policy."""
     save_config(Config(out_dir=f"out/{name}", **settings), {}, f"out/{name}")
     return f"out/{name}/policy"
 
@@ -96,8 +92,6 @@ def test_the_seed_of_an_sft_stage_is_left_out():
 
 
 def test_differences_pool_seeds_of_one_method_only(in_folder):
-    """PPO wins both prompts with seed 0 and one with seed 1, GRPO wins none, and greedy wins
-    one."""
     names = [save_run("a"), save_run("b", seed=1), save_run("c", estimator="grpo"), "greedy"]
     rows = {}
     for name, wins in zip(names, ["11", "10", "00", "10"], strict=True):

@@ -1,7 +1,4 @@
-"""Tests of support/settings_history.py: settings that changed while a run trained.
-
-python -m pytest -q tests/test_settings_history.py
-"""
+"""Tests of support/settings_history.py: settings that changed while a run trained."""
 
 from configurator import Config, UserError
 
@@ -41,7 +38,7 @@ def test_a_setting_that_another_one_reads_may_not_change(tmp_path):
         "--out_dir, or --take_config=True to continue with the new settings"
     ) in str(error.value)
     check_out_dir(longer, accept_changes=True)
-    check_out_dir(replace(falls, eval_every=7))  # no other setting reads eval_every
+    check_out_dir(replace(falls, eval_every=7))
     assert changed_settings(Config(), Config(num_iterations=8)) == []
     assert changed_settings(Config(early_stop=True), Config(early_stop=True, eval_every=7)) == [
         "eval_every was 50 and is now 7, on which early_stop=True depends"
@@ -68,17 +65,16 @@ def continue_run(folder, config, step):
 
 
 def test_each_stretch_of_settings_is_kept(tmp_path):
-    assert continue_run(tmp_path, A, 0) == []  # a new run
-    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []  # no effect on training
+    assert continue_run(tmp_path, A, 0) == []
+    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []
     a = replace(A, num_iterations=9)
     assert continue_run(tmp_path, B, 4) == [(4, a)]
     assert continue_run(tmp_path, B, 6) == [(4, a)]
     assert continue_run(tmp_path, C, 8) == [(4, a), (8, B)]
     text = json.loads((tmp_path / "config.json").read_text())["earlier"]
     assert [entry["until"] for entry in text] == [4, 8]
-    # The run continues from an older checkpoint and repeats iterations 3 to 8.
     assert continue_run(tmp_path, C, 2) == [(2, a)]
-    assert continue_run(tmp_path, A, 2) == []  # no iteration was made with C
+    assert continue_run(tmp_path, A, 2) == []
 
 
 def test_a_run_that_begins_again_has_no_earlier_settings(tmp_path):
@@ -110,7 +106,7 @@ def test_changes_are_said():
         ({"env": "sokoban"}, 4),  # eval_env is empty, so env is scored
         ({"eval_env": "sokoban"}, 4),
         ({"eval_env": "frozenlake"}, 0),  # eval_env="" already scored frozenlake
-        ({"env": "sokoban @9 > frozenlake"}, 0),  # the last stage is scored
+        ({"env": "sokoban @9 > frozenlake"}, 0),
         ({"eval_size": 8}, 4),
         ({"eval_split": "heldout"}, 4),
         ({"max_turns": 6}, 4),

@@ -1,7 +1,4 @@
-"""Tests of tools/sft.py: optimizers, imitation, files of demonstrations.
-
-Run with:  python -m pytest -q tests/test_sft.py
-"""
+"""Tests of tools/sft.py: optimizers, imitation, files of demonstrations."""
 
 from configurator import SftConfig, UserError, load_config
 
@@ -92,7 +89,7 @@ def test_every_weight_has_one_optimizer(random_model):
 
 
 def test_both_optimizers_decay_weights(random_model):
-    """If gradients are 0, a step multiplies a weight by 1 - lr * weight_decay."""
+    """With gradients of 0, a step multiplies a weight by 1 - lr * weight_decay."""
     policy = model.Policy(random_model)
     config = small_sft_config(sft_lr=0.1, sft_muon_lr=0.2, weight_decay=0.5)
     matrix = random_model.model.layers[0].mlp.up_proj.weight
@@ -107,7 +104,6 @@ def test_both_optimizers_decay_weights(random_model):
 
 
 def test_sft_computes_in_the_type_of_the_settings(random_model, chat, monkeypatch):
-    """The weights stay float32. With dtype=bfloat16 autocast computes in bfloat16."""
     seen = []
     scorer = model.chunked_logprobs
 
@@ -126,7 +122,7 @@ def test_sft_computes_in_the_type_of_the_settings(random_model, chat, monkeypatc
 
 
 def test_a_log_has_twenty_lines(capsys, monkeypatch):
-    seconds = iter(range(0, 6000, 60))  # the clock advances a minute with each line
+    seconds = iter(range(0, 6000, 60))
     monkeypatch.setattr(sft.time, "perf_counter", lambda: next(seconds))
     lines = sft.Lines(10, 50)
     for finished in range(11, 51):
@@ -205,7 +201,6 @@ def test_fine_tuning_of_lora(trained_folder, tmp_path, capsys):
     (file,) = (tmp_path / "run/checkpoint-000002/state").glob("*.safetensors")
     saved = [name for name in load_file(file) if name.startswith("weights.")]
     assert len(saved) == 2 * len(sizes) and all(".lora_" in name for name in saved)
-    # A second start continues from the last checkpoint, and writes the same model.
     shutil.rmtree(tmp_path / "run/model")
     sft.main([FROZENLAKE, *[f"--{key}={value}" for key, value in settings.items()]])
     again = dict(model.load_model(str(tmp_path / "run/model"))[0].named_parameters())
@@ -227,7 +222,6 @@ def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
 
 
 def first_two_packs(config, chat):
-    """Return the demonstrations of steps 0 and 1."""
     found = []
     for step in (0, 1):
         (part,) = sft.packs_of(config, chat, step)

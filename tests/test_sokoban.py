@@ -1,9 +1,4 @@
-"""
-Tests of Sokoban against an independent simulator, brute force, numbers measured with RAGEN's code,
-and rooms drawn by hand.
-
-    python -m pytest -q tests/test_sokoban.py
-"""
+"""Tests of Sokoban against an independent simulator, brute force, RAGEN's code and drawn rooms."""
 
 import time
 from itertools import product
@@ -47,17 +42,17 @@ def test_room_board_round_trip():
 def test_box_stops_at_wall_and_at_box():
     board = "######\n#OPX##\n##X###\n##X_O#\n##_O##\n######"
     env = in_room(board)
-    # Right: a wall is behind the box. Down: a second box is behind it. Up: a wall.
+    # Right: a wall is behind the box. Down: another box is behind the box. Up: a wall.
     for action in ("Right", "Down", "Up"):
         step = env.step(action)
         assert step.observation == board and step.reward == pytest.approx(-0.1)
         assert (step.success, step.valid, step.effective) == (False, True, False)
-    assert env.step("Left").effective and env.num_actions == 4  # blocked moves cost an action too
+    assert env.step("Left").effective and env.num_actions == 4
 
 
 def test_rewards_for_boxes_on_and_off_target():
-    # Two boxes, so that one on its target does not end the game. Right pushes the first box onto
-    # the target (+1 - 0.1), Right again pushes it off (-1 - 0.1).
+    # With two boxes, a box on its target does not end the game. Right pushes the first box onto the
+    # target (+1 - 0.1), Right again pushes the box off (-1 - 0.1).
     env = in_room("######\n#PXO_#\n#____#\n#_XO_#\n#____#\n######")
     on = env.step("Right")
     assert on.reward == pytest.approx(0.9) and not on.terminated
@@ -74,18 +69,18 @@ def test_rewards_for_boxes_on_and_off_target():
 
 
 def test_unsolvable_room_has_no_plan():
-    env = in_room("######\n#X___#\n#____#\n#__O_#\n#P___#\n######")  # the box is in a corner
+    env = in_room("######\n#X___#\n#____#\n#__O_#\n#P___#\n######")
     assert env.optimal_length() == 0 and env.plan(5, 5) == []
 
 
 @pytest.mark.parametrize(
     "room, corner",
     [
-        ("######\n#X___#\n#____#\n#_O__#\n#P___#\n######", True),  # upper left corner
+        ("######\n#X___#\n#____#\n#_O__#\n#P___#\n######", True),
         ("######\n#___X#\n#____#\n#_O__#\n#P___#\n######", True),
         ("######\n#____#\n#____#\n#_OP_#\n#X___#\n######", True),
         ("######\n#____#\n#____#\n#_OP_#\n#___X#\n######", True),
-        ("######\n#_X__#\n#____#\n#_O__#\n#P___#\n######", False),  # movable along the wall
+        ("######\n#_X__#\n#____#\n#_O__#\n#P___#\n######", False),
         ("######\n#____#\n#X___#\n#_O__#\n#P___#\n######", False),
     ],
 )
@@ -94,7 +89,6 @@ def test_a_box_in_a_corner_is_lost(room, corner):
 
 
 def test_greedy_by_hand():
-    # The box is at distance 2 from its target. Only Left pushes it and shortens the distance.
     env = in_room("######\n#____#\n#O_XP#\n#____#\n#____#\n######")
     assert env.greedy() == "Left"
 
@@ -117,17 +111,14 @@ def test_plans_replay(spec, count, boxes):
         steps = [env.step(action) for action in path]
         assert [step.success for step in steps] == [False] * (len(path) - 1) + [True]
         assert steps[-1].terminated
-        assert all(step.effective for step in steps)  # a shortest solution wastes nothing
-        # every box starts off target and ends on one: +1 for each, 10 once, -0.1 an action
+        assert all(step.effective for step in steps)
+        # every box starts off target and ends on a target: +1 for each, 10 once, -0.1 an action
         total = sum(step.reward for step in steps)
         assert total == pytest.approx(10 + boxes - 0.1 * len(path), abs=1e-9)
 
 
 def solves(board, path):
-    """Whether `path` ('UDLR' letters) puts every box of a board text on a target.
-
-    A cell is a complex number: column + row * 1j.
-    """
+    """Whether `path` ('UDLR' letters) puts every box of a board text on a target."""
     places = {}
     for row, line in enumerate(board.split("\n")):
         for col, symbol in enumerate(line):
@@ -150,8 +141,7 @@ def solves(board, path):
 
 @pytest.mark.parametrize("spec", [SIMPLE, LARGER])
 def test_optimal_length_equals_brute_force(spec):
-    # iterative deepening over all 4^n action sequences: no sequence shorter than the solver's
-    # solves the room, and one of its length does
+    # Brute force over all 4^n action sequences finds no shorter solution than the solver's.
     env, instances = raw_draws(spec, 80, seed=2)
     checked = 0
     for instance in instances:
@@ -220,8 +210,8 @@ def test_optimal_lengths(spec, count, mean, cumulative):
 
 
 def test_observation_modes_by_hand():
-    # "around it" lists the cells up, down, left and right of the box at (3,3), and "Next" those of
-    # the player at (4,3).
+    # "around it" lists the cells up, down, left and right of the box; "Next" lists those of the
+    # player.
     text = in_room(ROOM_BOARD, observation="relations").observe()
     assert text == ROOM_BOARD + (
         "\nBox 1 up, its target 1 up 1 left, around it floor you floor wall."
@@ -237,8 +227,7 @@ def test_observation_modes_by_hand():
 
 
 def test_each_box_has_its_own_target():
-    # The target of the box on a target is "here". The other box has the free target, though the
-    # taken one is nearer.
+    # The free box gets the free target, though the taken target is nearer.
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
     assert env.observe() == board + (
@@ -285,7 +274,6 @@ def test_legend_is_that_of_the_boards(spec):
 
 @pytest.mark.parametrize("spec", [SIMPLE, NEWVOCAB])
 def test_legend_decodes_rooms(spec):
-    # reading a board with the legend of its prompt gives back walls, targets, box and player
     means = {symbol: meaning for meaning, symbol in legend(spec).items()}
     assert len(means) == 7
     env = make_env(spec)

@@ -1,8 +1,4 @@
-"""
-Tests of starpo.py against numbers worked out by hand, slow loops and enumerated expectations.
-
-    python -m pytest -q tests/test_starpo.py
-"""
+"""Tests of starpo.py against numbers worked out by hand, slow loops and enumerated expectations."""
 
 from configurator import (
     CHOICES,
@@ -40,7 +36,6 @@ def close(actual, expected, tol=1e-12):
 
 
 def filtered(scores, group_size, keep, **options):
-    """Return the groups that the filter keeps by the std of their scores."""
     std = starpo.group_stats(scores, group_size)[1]
     return starpo.filter_groups(std, std, keep=keep, **options)
 
@@ -76,7 +71,7 @@ def test_group_stats_by_hand():
 
 def test_group_stats_of_one_rollout_has_zero_std():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch.std of one number warns
+        warnings.simplefilter("error")
         mean, std, best = starpo.group_stats(torch.tensor([3.0, -1.0]), 1)
     assert mean.tolist() == best.tolist() == [3.0, -1.0]
     assert std.tolist() == [0.0, 0.0]
@@ -98,7 +93,7 @@ def test_float_noise_is_no_variance(dtype):
     groups = torch.tensor([0, 0, 1, 1])
     for method in ("mean", "mean_std", "asym_clip"):
         assert starpo.normalize_rewards(scores, [1] * 4, groups, method).tolist() == [0.0] * 4
-    # this estimator whitens its advantages, but must not scale the noise up to 1
+    # whitening must not scale the noise up to 1
     options = dict(estimator="reinforce_plus_plus_baseline")
     found, _ = starpo.advantages(scores, None, [1] * 4, [1] * 4, groups, **options)
     assert found.tolist() == [0.0] * 4
@@ -131,7 +126,7 @@ def test_small_true_variance_survives():
 def test_group_advantages_by_hand(estimator, expected):
     scores = doubles(0, 2, 4, -2, -2, 1)
     close(grouped(scores, 3, estimator), expected)
-    order = torch.tensor([3, 0, 4, 1, 2, 5])  # members of a group need not be neighbours
+    order = torch.tensor([3, 0, 4, 1, 2, 5])
     mixed = starpo.group_advantages(scores[order], torch.tensor([9, 0, 9, 0, 0, 9]), estimator)
     close(mixed, doubles(*expected)[order])
 
@@ -158,9 +153,7 @@ def test_group_advantages_sum_to_zero_and_agree_with_loop(estimator):
 @pytest.mark.parametrize("estimator", OF_GROUPS)
 def test_group_advantages_without_variance_are_zero(estimator):
     assert grouped(torch.tensor([3.0, -1.0]), 1, estimator).tolist() == [0.0, 0.0]
-    advantages = grouped(
-        doubles(5, 5, 0, 2), 2, estimator
-    )  # equal scores, then a group with variance
+    advantages = grouped(doubles(5, 5, 0, 2), 2, estimator)
     assert advantages[:2].tolist() == [0.0, 0.0] and advantages[2] == -advantages[3] < 0
     close(
         grouped(doubles(5, 5, 0, 2), 2),
@@ -184,8 +177,8 @@ TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
 NORMALISED_WITHIN = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
 R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
 NORMALISED = [
-    # mean scores: group 1.5 and 4, batch 11 / 4, env 3 and 2.5. The last turn takes the change
-    # of the score.
+    # mean scores: group 1.5 and 4, batch 11 / 4, env 3 and 2.5. The last turn of a trajectory takes
+    # the change of its score.
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
@@ -206,7 +199,7 @@ def test_normalize_rewards_by_hand(method, over, expected):
     rewards = starpo.normalize_rewards(
         doubles(*TURN_REWARDS), TURNS, torch.tensor(NORMALISED_WITHIN[over]), method
     )
-    close(rewards, expected, tol=2e-6)  # 1e-6 is added to the std
+    close(rewards, expected, tol=2e-6)
 
 
 def test_asym_clip_by_hand():
@@ -224,7 +217,7 @@ def test_asym_clip_by_hand():
 def test_normalize_rewards_agrees_with_loop(method, over):
     torch.manual_seed(1)
     turns = torch.randint(1, 5, (24,)).tolist()
-    rewards = torch.randn(sum(turns), dtype=torch.float64).round(decimals=1)  # some are 0
+    rewards = torch.randn(sum(turns), dtype=torch.float64).round(decimals=1)
     groups = {
         "group": torch.arange(24) // 4,
         "batch": torch.zeros(24).long(),
@@ -267,7 +260,7 @@ FOUR_GROUPS = (0, 1, 0, 3, 4, 4, 0, 2)
         (0.74, [1, 3]),  # int(2.96) = 2
         (0.75, [0, 1, 3]),
         (0.99, [0, 1, 3]),
-        (1.0, [0, 1, 2, 3]),  # no filter: the group without variance stays
+        (1.0, [0, 1, 2, 3]),
     ],
 )
 def test_filter_by_hand(keep, kept):
@@ -285,9 +278,9 @@ def test_filter_ties_go_to_the_lower_index():
     scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # differences 1, 2, 2, 2, 2, 1
     assert filtered(scores, 2, 0.5).tolist() == [1, 2, 3]
     assert filtered(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
-    many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # 3000 groups, every third has the larger std
+    many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # every third has the larger std
     assert filtered(many, 2, 0.1).tolist() == list(range(2, 900, 3))
-    noisy = doubles(0, 0.3, 0, 0.1 + 0.2)  # the second std is larger by 4e-17: still a tie
+    noisy = doubles(0, 0.3, 0, 0.1 + 0.2)  # a tie: the stds differ by 4e-17
     assert noisy[3] > noisy[1]
     assert filtered(noisy, 2, 0.5).tolist() == [0]
 
@@ -296,7 +289,7 @@ def test_filter_may_be_empty():
     groups = filtered(torch.ones(8), 4, 0.5)
     assert groups.dtype == torch.int64
     assert groups.shape == (0,)
-    assert filtered(torch.tensor([1.0, 2.0, 3.0]), 1, 0.5).tolist() == []  # groups of one
+    assert filtered(torch.tensor([1.0, 2.0, 3.0]), 1, 0.5).tolist() == []
     assert filtered(torch.ones(8), 4, 1.0).tolist() == [0, 1]
 
 
@@ -349,7 +342,7 @@ def test_filter_strategies_by_hand(strategy, keep, options, kept):
 
 
 def test_smallest_keeps_groups_with_variance():
-    """RAGEN-2's order: exclude groups without variance, then rank. A quarter of eight is two."""
+    """RAGEN-2 excludes groups without variance first, then ranks."""
     std = doubles(0.55, 0.03, 0, 0.54, 0, 0.79, 0.3, 0.45)
     assert starpo.filter_groups(std, std, keep=0.25, smallest=True).tolist() == [1, 6]
     assert starpo.filter_groups(std, std, keep=0.25).tolist() == [0, 5]
@@ -374,7 +367,7 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
 )
 def test_filter_strategies_on_groups_that_are_alike(strategy, keep):
     alike = doubles(0.7, 0.7, 0.7)
-    wanted = {"fraction": [0, 1], "count": [0, 1]}  # the lower index first
+    wanted = {"fraction": [0, 1], "count": [0, 1]}
     kept = starpo.filter_groups(alike, alike, keep=keep, strategy=strategy).tolist()
     assert kept == wanted.get(strategy, [0, 1, 2])
     assert starpo.filter_groups(alike * 0, alike * 0, keep=keep, strategy=strategy).tolist() == []
@@ -383,7 +376,6 @@ def test_filter_strategies_on_groups_that_are_alike(strategy, keep):
 
 
 def slow_filter(values, std, keep, strategy, smallest, zero_std):
-    """Slow reference: take groups in the order of their values until there are enough."""
     mass = [math.exp(v) for v in values] if strategy == "top_p_softmax" else values
     left = [i for i in range(len(values)) if std[i] > 0 or zero_std]
     taken = []
@@ -405,7 +397,7 @@ def test_filter_strategies_agree_with_loop(strategy):
     generator, sizes = torch.Generator().manual_seed(6), set()
     for i in range(60):
         values = torch.rand(9, generator=generator, dtype=torch.float64) * 3
-        std = torch.rand(9, generator=generator, dtype=torch.float64).round()  # 0 or 1
+        std = torch.rand(9, generator=generator, dtype=torch.float64).round()
         keep = (1 + i % 9) if strategy == "count" else 0.05 + 0.9 * (i / 60)
         options = dict(
             smallest=strategy in ("fraction", "count") and i % 2 == 0, zero_std=i % 3 == 0
@@ -456,9 +448,7 @@ def test_gae_agrees_with_walk_over_observations(gamma, lam):
     B, T = 5, 24
     response_mask = torch.zeros(B, T, dtype=torch.bool)
     rewards = torch.zeros(B, T, dtype=torch.float64)
-    values = torch.randn(
-        B, T, generator=generator, dtype=torch.float64
-    )  # observation tokens have values too
+    values = torch.randn(B, T, generator=generator, dtype=torch.float64)
     for b in range(B):
         t = 0
         for n, reward in zip(turn_lengths[b], turn_rewards[b], strict=True):
@@ -476,7 +466,7 @@ def test_gae_agrees_with_walk_over_observations(gamma, lam):
     )
     close(advantages, expected)
     close(returns, expected + values[response_mask])
-    assert expected.abs().min() > 1e-4  # no advantage is trivially zero
+    assert expected.abs().min() > 1e-4
 
 
 def test_gae_without_discount_is_return_to_go_minus_value():
@@ -531,11 +521,7 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 
 
 def episodes(dense=True):
-    """Return rewards and values of 28 tokens.
-
-    dense: each token has a reward, as with KL in the reward. Otherwise only the last tokens
-    of some turns have one.
-    """
+    """If `dense`, each token has a reward, as with KL in the reward."""
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
@@ -546,7 +532,6 @@ def episodes(dense=True):
 
 
 def nested(flat):
-    """Return the numbers as nested lists: trajectories, turns, tokens."""
     rest, lengths = iter(flat.tolist()), iter(LENGTHS)
     return [[[next(rest) for _ in range(next(lengths))] for _ in range(count)] for count in COUNTS]
 
@@ -666,9 +651,7 @@ def test_trajectories_have_one_advantage_for_all_their_tokens(estimator):
         for turn in turns
         for _ in turn
     ]
-    found, returns = estimate(
-        estimator, rewards, gamma=0.5, turn_gamma=0.5
-    )  # a score is never discounted
+    found, returns = estimate(estimator, rewards, gamma=0.5, turn_gamma=0.5)
     close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
     assert returns is None
 
@@ -682,7 +665,7 @@ def test_turn_level_advantages_by_hand():
         options = dict(estimator=estimator, turn_level=True, turn_gamma=0.5)
         found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
         close(found, [x, 0, 0, 0, -x, -x, 0])
-    # four groups of one trajectory with two turns: no turn has another to compare with
+    # four groups of one trajectory: no turn has another to compare with
     found, _ = starpo.advantages(
         doubles(1, 2, 3, 4, 5, 6, 7, 8),
         None,
@@ -693,7 +676,7 @@ def test_turn_level_advantages_by_hand():
         turn_level=True,
     )
     close(found, [0.0] * 8)
-    options = dict(estimator="dr_grpo")  # without turn_level: scores 3 and 1
+    options = dict(estimator="dr_grpo")
     found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
     close(found, [1.0] * 4 + [-1.0] * 3)
 
@@ -724,7 +707,7 @@ def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
 
 def test_permuted_rewards_change_turn_advantages_but_not_those_of_trajectories():
     rewards, groups = doubles(1, 0, 2, 1), torch.tensor([0, 0])
-    permuted = doubles(0, 1, 2, 1)  # the first trajectory earns its 1 a turn later
+    permuted = doubles(0, 1, 2, 1)
     for turn_level in (False, True):
         options = dict(estimator="dr_grpo", turn_level=turn_level)
         before, _ = starpo.advantages(rewards, None, [1] * 4, [2, 2], groups, **options)
@@ -750,7 +733,6 @@ def test_reinforce_plus_plus_agrees_with_loop(dense):
 
 @pytest.mark.parametrize("estimator", BUILT_IN)
 def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
-    """Each trajectory has one token, at which the critic's value is 0. So all returns are equal."""
     for scores in (doubles(2, 2, 2), doubles(2)):
         values = torch.zeros_like(scores) if estimator in CRITIC_ESTIMATORS else None
         ones = [1] * len(scores)
@@ -771,7 +753,7 @@ CLIP_CASES = [
     (0.5, -2.0, 0.8 * -2.0, 0.0, 1),  # below, A < 0: held at 0.8
     (0.9, -2.0, 0.9 * -2.0, 0.9 * -2.0, 0),  # inside
     (1.5, -2.0, 1.5 * -2.0, 1.5 * -2.0, 0),  # above, A < 0: min takes the unclipped -3 < -2.56
-    (1.0, 3.0, 3.0, 3.0, 0),  # on policy
+    (1.0, 3.0, 3.0, 3.0, 0),
     (4.0, 0.0, 0.0, 0.0, 0),  # no advantage
 ]
 
@@ -820,7 +802,7 @@ def test_policy_loss_of_micro_batches_adds_up():
     loss, metrics = starpo.ppo_loss(whole, old, advantages, **args)
     loss.backward()
     parts, total, sums = new.clone().requires_grad_(), 0.0, {"clipfrac": 0.0, "approx_kl": 0.0}
-    for piece in (slice(0, 1), slice(1, 6), slice(6, 6), slice(6, 8)):  # uneven, one empty
+    for piece in (slice(0, 1), slice(1, 6), slice(6, 6), slice(6, 8)):
         part_loss, part_metrics = starpo.ppo_loss(
             parts[piece], old[piece], advantages[piece], **args
         )
@@ -837,7 +819,7 @@ def test_policy_loss_of_micro_batches_adds_up():
     "ratio, A, term, grad",
     [
         (5.0, -2.0, -6.0, 0.0),  # -10 is held at 3 * -2
-        (2.9, -2.0, -5.8, -5.8),  # the bound is not reached
+        (2.9, -2.0, -5.8, -5.8),
         (0.5, -2.0, -1.6, 0.0),  # PPO's own bound
         (5.0, 2.0, 2.56, 0.0),  # A > 0: dual_clip has no effect
         (0.5, 2.0, 1.0, 1.0),
@@ -924,7 +906,7 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
     }[aggregation]
     close(loss.detach(), expected, tol=1e-6)
     pieces, total = new.clone().requires_grad_(), 0.0
-    for piece in (slice(0, 1), slice(1, 8), slice(8, 12)):  # trajectories 0; 1, 2; 3
+    for piece in (slice(0, 1), slice(1, 8), slice(8, 12)):
         part, _ = starpo.ppo_loss(
             pieces[piece], old[piece], advantages[piece], weights=weights[piece], **options
         )
@@ -943,7 +925,7 @@ VALUE_CASES = [
     (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but (2 - 0)^2 = 4 > 2.25: gradient v - R = 2
     (-1.0, -2.0, 0.5 * 2.5**2, 0.0, 1),  # held at 0.5, (0.5 + 2)^2 = 6.25 > (-1 + 2)^2
     (-1.0, 2.0, 0.5 * 3.0**2, -3.0, 0),  # held at 0.5, but (-1 - 2)^2 = 9 > 2.25
-    (1.25, 2.0, 0.5 * 0.75**2, -0.75, 0),  # inside: both terms are the same
+    (1.25, 2.0, 0.5 * 0.75**2, -0.75, 0),
 ]
 
 
@@ -989,7 +971,6 @@ def test_value_loss_of_micro_batches_adds_up():
 
 
 def test_value_loss_is_weighted_like_the_policy_loss():
-    """seq_mean_token_mean takes the mean over the tokens, then over the two trajectories."""
     values, returns = doubles(1, 2, 3, 4).requires_grad_(), doubles(0, 0, 0, 0)
     weights = starpo.token_weights([1, 3], "seq_mean_token_mean", 10)
     options = dict(value_clip=INF, num_tokens=4, weights=weights)
@@ -1027,8 +1008,6 @@ def test_k3_is_never_negative_even_for_tiny_ratios():
 
 
 def enumerated_policy():
-    """Return three logits, their log-probs and those of a reference. So an expectation is a sum
-    of three terms."""
     logits = doubles(0.3, -0.7, 1.1).requires_grad_()
     ref_logprobs = doubles(0.5, 0.2, 0.3).log()
     return logits, torch.log_softmax(logits, 0), ref_logprobs
@@ -1042,13 +1021,11 @@ def test_k1_and_k3_have_the_kl_as_expectation():
     for estimator in ("k1", "k3"):
         mean = (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().item()
         assert mean == pytest.approx(kl, abs=1e-12), estimator
-    assert (p * starpo.kl_penalty(logprobs, ref, "k2")).sum().item() != pytest.approx(
-        kl, abs=1e-3
-    )  # k2 is biased
+    assert (p * starpo.kl_penalty(logprobs, ref, "k2")).sum().item() != pytest.approx(kl, abs=1e-3)
 
 
 def expected_loss_gradient(estimator):
-    """Return E_{y ~ p} [gradient of the estimator at y in the logits]. p is detached."""
+    """Return E_{y ~ p} [gradient of the estimator at y in the logits], with p detached."""
     logits, logprobs, ref = enumerated_policy()
     p = logprobs.exp().detach()
     (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().backward()
@@ -1075,15 +1052,13 @@ def test_k2_and_k3_as_loss_have_the_gradients_of_the_two_kls():
 def test_explained_variance():
     # Var(returns) of (0, 2) with mean 1 is 1 (denominator n), residuals (0, 1): variance 1/4
     assert explained_variance(doubles(0, 1), doubles(0, 2)) == pytest.approx(0.75)
-    assert explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(
-        1.0
-    )  # a constant offset has no variance
+    assert explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(1.0)
     assert explained_variance(doubles(2, 0), doubles(0, 2)) == pytest.approx(
         -3.0
     )  # residuals (-2, 2)
     assert explained_variance(doubles(1, 2), doubles(4, 4)) == 0.0
     assert explained_variance(doubles(1, 2), doubles(0.3, 0.1 + 0.2)) == 0.0
-    # returns that differ by only 1e-7 of their size count as equal: the difference is rounding
+    # The returns differ by 1e-7 of their size, which is a rounding error.
     assert explained_variance(doubles(1, 2), doubles(1e4, 1e4 + 1e-3)) == 0.0
     assert explained_variance(doubles(1), doubles(2)) == 0.0
     assert explained_variance(doubles(), doubles()) == 0.0
@@ -1199,13 +1174,15 @@ def test_errors_name_what_was_given(call, message):
 
 def test_importance_weights_by_hand():
     new, rollout = torch.tensor([-1.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.5, -1.0])
-    # The old log-probs are the engine's: the weight is min(1, cap / ratio).
+    # The old log-probs are the engine's, so the weight is min(1, cap / ratio).
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
-    # They are the trainer's, before a step: the weight is min(pi_old / pi_engine, cap).
+    # The old log-probs are the trainer's, before a step: the weight is min(pi_old / pi_engine,
+    # cap).
     found = starpo.importance_weights(new, new, rollout, 2.0)
     close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
-    # They are the trainer's, after a step: it is min(pi / pi_engine, cap) / (pi / pi_old).
+    # The old log-probs are the trainer's, after a step: the weight is min(pi / pi_engine, cap) /
+    # (pi / pi_old).
     old = torch.tensor([-1.0, -1.5, -1.0, -1.5])
     ratio = [1.0, math.exp(0.5), 1.0, math.exp(-0.5)]
     total = [1.0, 2.0, math.exp(0.5), math.exp(-1.0)]
@@ -1214,8 +1191,7 @@ def test_importance_weights_by_hand():
 
 
 def test_importance_weights_truncate_the_gradient():
-    """For A < 0 and ratios above 1, weights change d loss / d logprob from -ratio A to
-    -min(pi / pi_engine, cap) A."""
+    """For A < 0 and ratios above 1, d loss / d logprob becomes -min(pi / pi_engine, cap) A."""
     new = torch.tensor([1.5, 0.1], requires_grad=True)
     old, advantages = torch.zeros(2), torch.tensor([-1.0, -1.0])
     weights = starpo.importance_weights(new, old, old, 2.0)

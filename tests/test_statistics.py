@@ -1,7 +1,4 @@
-"""Tests of support/statistics.py: intervals by hand and by their equations, pass@k by counting.
-
-python -m pytest -q tests/test_statistics.py
-"""
+"""Tests of support/statistics.py: intervals by hand and by their equations, pass@k by counting."""
 
 import doctest
 import itertools
@@ -28,7 +25,8 @@ def test_doctests():
 
 
 def test_wilson_interval_by_hand():
-    # For k = 0 the ends are 0 and z^2 / (n + z^2) = 3.841459 / 13.841459. k = n mirrors this.
+    # For k = 0 the ends are 0 and z^2 / (n + z^2) = 3.841459 / 13.841459. The ends for k = n mirror
+    # these.
     assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-6)
     assert wilson_interval(10, 10) == pytest.approx((0.722467, 1.0), abs=1e-6)
     # For k = n / 2 the half width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256),
@@ -48,9 +46,9 @@ def test_z_is_the_normal_quantile():
 
 
 def test_t_quantiles():
-    # with one degree of freedom the t distribution is Cauchy's
+    # With one degree of freedom, the t distribution is Cauchy's.
     assert t_quantile(1) == pytest.approx(math.tan(0.475 * math.pi), abs=1e-4)
-    # with two degrees of freedom the distribution function is 1/2 + t / (2 sqrt(2 + t^2))
+    # With two degrees of freedom, the distribution function is 1/2 + t / (2 sqrt(2 + t^2)).
     t = t_quantile(2)
     assert 0.5 + t / (2 * math.sqrt(2 + t * t)) == pytest.approx(0.975, abs=1e-6)
     assert t_quantile(10) == t_quantile(99) == 2.2281  # above 10, a little too large
@@ -76,24 +74,24 @@ def test_equal_seeds_have_the_interval_over_instances():
 
 
 def test_rate_interval_of_two_seeds_by_hand():
-    """Two seeds with rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
+    """Two seeds have rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
 
-    With the two instances that the method adds, of means 0 and 1, the variance is
-    (0.5^2 + 0.5^2) / 10 = 0.05. So the rate is as precise as that of 0.25 * 8 / 0.05 = 40 trials.
-    The half width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the interval is 0 to 1.
+    The method adds two instances with means 0 and 1, so the variance is (0.5^2 + 0.5^2) / 10 =
+    0.05, as with 0.25 * 8 / 0.05 = 40 trials. The half width from seeds is 12.7062 * sqrt(0.5) /
+    sqrt(2) = 6.35, so the interval is 0 to 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
     low, high = wilson_interval(20, 40)
-    # rates 0.51 and 0.49: the half width from seeds is 12.7062 * 0.01
+    # With rates 0.51 and 0.49, the half width from seeds is 12.7062 * 0.01.
     close = np.array([[0.51] * 8, [0.49] * 8])
     half = math.hypot((high - low) / 2, 0.127062)
     assert rate_interval(close) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
 
 
 def test_rates_alone_give_the_widest_interval():
-    """Two seeds solve 1 and 3 of 4 prompts. If one prompt is solved by both, the means of the
-    prompts are 1, 1/2, 1/2 and 0. Otherwise all are 1/2."""
+    """Two seeds solve 1 and 3 of 4 prompts. If both solve the same prompt, the means of the prompts
+    are 1, 1/2, 1/2 and 0."""
     alike = rate_interval(np.array([[1, 0, 0, 0], [1, 1, 1, 0]]))
     assert interval_of_rates(np.array([0.25, 0.75]), num_prompts=4) == alike
     rng = np.random.default_rng(0)
@@ -105,24 +103,24 @@ def test_rates_alone_give_the_widest_interval():
 
 
 def test_difference_interval_by_hand():
-    """Of 98 instances, a wins 3 that b loses and loses 1 that b wins.
+    """Of 98 instances, a wins 3 that b loses, and b wins 1 that a loses.
 
-    With the differences +1 and -1 that the method adds, the variance is
-    (3 + 1 + 2) / 100 - (2 / 100)^2 = 0.0596.
+    The method adds the differences +1 and -1. The variance is (3 + 1 + 2) / 100 - (2 / 100)^2 =
+    0.0596.
     """
     a = np.array([[1, 1, 1, 0, *[1] * 94]])
     b = np.array([[0, 0, 0, 1, *[1] * 94]])
     low, high = difference_interval(a, b)
     half = 1.959964 * math.sqrt(0.0596 / 100)
     assert (low, high) == pytest.approx((2 / 98 - half, 2 / 98 + half))
-    # four wins more and none fewer: the sign test has p = 0.125, so 0 must not be excluded
+    # Four wins more and none fewer: the sign test has p = 0.125, so 0 must not be excluded.
     low, _ = difference_interval(np.ones((1, 100)), np.array([[0] * 4 + [1] * 96]))
     assert low < 0
 
 
 def test_three_seeds_that_differ_say_little():
-    """The differences of three seeds are 54, 7 and 23 points. The interval over seeds alone is
-    28 +- 4.3027 * 23.9 / sqrt(3), -31 to 87."""
+    """The differences of three seeds are 54, 7 and 23 points. The interval over seeds alone is 28
+    +- 4.3027 * 23.9 / sqrt(3), -31 to 87."""
     a = np.zeros((3, 100))
     for seed, wins in enumerate((54, 7, 23)):
         a[seed, :wins] = 1
@@ -154,11 +152,12 @@ NUM_INSTANCES = 256
 
 
 def draw_seed_rates(rng, rate, spread, shape):
-    """Draw rates from a normal distribution around `rate`. Its standard deviation is `spread`, or
-    half the distance from `rate` to the nearer of 0 and 1 if that is less. The few deviations
-    beyond the whole distance are clipped to it.
+    """Draw rates from a normal distribution around `rate`, with a standard deviation of at most
+    `spread`.
 
-    If many seeds had a rate of exactly 0 or 1, two seeds would often show no spread."""
+    The spread is reduced near 0 and 1: if many seeds had a rate of exactly 0 or 1, two seeds would
+    often show no spread.
+    """
     room = min(rate, 1 - rate)
     spread = min(spread, room / 2)
     deviation = spread * rng.normal(size=shape)
@@ -166,20 +165,17 @@ def draw_seed_rates(rng, rate, spread, shape):
 
 
 def play(rng, rates, luck, num_games):
-    """Return the share of won games, (repeats R, seeds S, instances n), for `rates` (R, S). The
-    chance to win is 0.3 * rate, plus 0.5 if the shared luck is below the rate, plus 0.2 if the
-    seed's own luck is."""
+    """Return the share of won games, (repeats R, seeds S, instances n), for `rates` (R, S)."""
     rates = rates[..., None]  # (R, S, 1)
-    own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)  # (R, S, n)
-    chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)  # (R, S, n)
+    own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)
+    chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)
     if num_games == 1:
         return rng.random(chances.shape, dtype=np.float32) < chances
     return rng.binomial(num_games, chances) / num_games
 
 
 def coverages(cell, num_repeats):
-    """Return the shares of intervals that contain the true value, for rates, differences to a
-    player and differences between two policies of the same seeds."""
+    """Return the coverage of intervals for rates and for two kinds of differences."""
     rate, spread, num_games, num_seeds = cell
     rng = np.random.default_rng([round(1000 * x) for x in cell])
     luck = rng.random((num_repeats, 1, NUM_INSTANCES), dtype=np.float32)
@@ -237,7 +233,7 @@ def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate,
     assert found == pytest.approx(rate / 100, abs=0.05)
     found = covers(*difference_interval(wins, player), true_mean - 0.5)
     assert found == pytest.approx(difference / 100, abs=0.05)
-    # An interval misses the true mean, 66 %, most often because no seed has collapsed.
+    # Most intervals that miss the true mean, 66 %, have no collapsed seed.
     no_collapse = 1 - collapses.any(1).mean()
     assert no_collapse == pytest.approx(0.8**num_seeds, abs=0.05)
     said = f"{rate}" in rate_interval.__doc__ and f"{difference}" in rate_interval.__doc__

@@ -1,9 +1,6 @@
-"""Tests of how the code is written: simple lines, short functions, imports in one direction.
+"""Tests of how the code outside tests/ is written: simple lines, short functions, imports.
 
-    python -m pytest -q tests/test_style.py
-
-They read the Python files of the project except tests. The tables at the top hold the limits and
-the exceptions.
+The tables at the top hold the limits and the exceptions.
 """
 
 from configurator import SftConfig
@@ -23,11 +20,11 @@ PACKAGES = ("engines", "worlds", "support", "tools", "studies", "examples")
 
 MAX_COLUMNS = 100
 MAX_LINES_OF_FUNCTION = 60
-MAX_MEAN_DENSITY = 5.5  # expression nodes per line of code, mean over all files
+MAX_MEAN_DENSITY = 5.5  # expression nodes per line of code
 MAX_FILE_DENSITY = 6.5
-MAX_NESTED = 5  # nested comprehensions in all files together
-DENSE_FILES: dict[str, str] = {}  # file above MAX_FILE_DENSITY -> reason
-WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS -> data table that needs them
+MAX_NESTED = 5  # in all files together
+DENSE_FILES: dict[str, str] = {}  # file -> reason
+WIDE_FILES: dict[str, str] = {}  # file -> reason
 
 # Floors, the lowest first. A module imports from lower floors, and from modules of its own package
 # on its own floor.
@@ -54,7 +51,7 @@ FLOORS = (
     "studies.base_model.*",
     "studies.papers.* studies.credit.* studies.collapse.* studies.imitation.* studies.speed.*"
     " studies.real_model.* examples.*",
-    "studies.readme_pictures",  # draws the pictures of README
+    "studies.readme_pictures",
 )
 # Only these modules may import train.py, because they measure its functions.
 MEASURE_TRAIN = (
@@ -63,7 +60,6 @@ MEASURE_TRAIN = (
     "studies.speed.gpu_pieces",
 )
 
-# Packages that the listed modules may import besides the standard library and the project.
 THIRD_PARTY = {
     "configurator": set(),
     "support.terminal": set(),
@@ -148,7 +144,6 @@ def each(paths):
 
 
 def fail_if(problems, advice):
-    """If there are problems, fail with a line for each and the advice."""
     if problems:
         pytest.fail("\n".join([*problems, f"What to do: {advice}"]), pytrace=False)
 
@@ -165,7 +160,7 @@ for floor, modules_of_floor in enumerate(FLOORS):
 class Measure(NamedTuple):
     nodes: int  # expression nodes
     lines: int  # lines of code
-    packed: list[int]  # lines of statements that do several things
+    packed: list[int]
     nested: list[int]  # lines of comprehensions that hold others or have 3 or more clauses
 
     @property
@@ -174,7 +169,6 @@ class Measure(NamedTuple):
 
 
 def measure(source):
-    """Count what makes Python source hard to read."""
     tree = ast.parse(source)
     nodes = sum(isinstance(node, ast.expr) for node in ast.walk(tree))
     packed = [node.lineno for node in ast.walk(tree) if is_packed(node)]
@@ -183,7 +177,6 @@ def measure(source):
 
 
 def code_lines(source, tree):
-    """Return the numbers of the lines that hold code: no comments, docstrings or blank lines."""
     no_code = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
     no_code.add(tokenize.ENDMARKER)
     lines = set()
@@ -197,8 +190,8 @@ def code_lines(source, tree):
 
 
 def is_packed(node):
-    """Whether a node is a tuple as a statement, or assigns a tuple with several calls,
-    conditionals or comprehensions."""
+    """Whether a node is a tuple as a statement, or assigns a tuple with several calls, conditionals
+    or comprehensions."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Tuple)
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
@@ -210,7 +203,6 @@ def is_packed(node):
 
 
 def is_nested(node):
-    """Whether a node is a comprehension that holds another or has 3 or more clauses."""
     if not isinstance(node, LOOPS):
         return False
     num_clauses = sum(1 + len(generator.ifs) for generator in node.generators)
@@ -301,8 +293,7 @@ class Import(NamedTuple):
 
 
 def imports_of(tree, modules=None):
-    """Return all absolute imports, also those inside functions. `from support import log` gives
-    support.log."""
+    """Return all absolute imports. `from support import log` gives support.log."""
     modules = MODULES if modules is None else modules
     found = []
     for node in ast.walk(tree):
@@ -321,12 +312,10 @@ def package_of(module):
 
 
 def floor_of(module):
-    """Return the floor of a module, named in FLOORS itself or by its package, else None."""
     return LEVELS.get(module, LEVELS.get(f"{package_of(module)}.*"))
 
 
 def is_allowed(module, imported):
-    """Whether `module` may import the module `imported` of the project."""
     if imported == "train":
         return module in MEASURE_TRAIN
     if package_of(module) == "worlds" and package_of(imported) in ("support", "tools"):
@@ -337,7 +326,6 @@ def is_allowed(module, imported):
 
 
 def find_circle(graph):
-    """Return a list of modules that import each other in a circle, or None."""
     finished = set()
 
     def search(module, trail):
@@ -375,7 +363,7 @@ def test_imports_go_one_way(path):
         if imported.split(".")[0] in ("tests", "shared_fixtures"):
             problems.append(f"{name_of(path)}:{line} imports {imported}")
         if None in (floor_of(module), floor_of(imported)):
-            continue  # a package, third-party code, or a file without a floor
+            continue
         if not is_allowed(module, imported):
             floors = f"floor {floor_of(module)} imports floor {floor_of(imported)}"
             problems.append(f"{name_of(path)}:{line} imports {imported} ({floors})")
@@ -434,7 +422,7 @@ def find_swallowed_errors(tree):
 
 
 def find_defaults(tree):
-    """Yield lines of getattr(.., key, default) and config.get(key, ..) if key is computed or a
+    """Yield lines of getattr(.., key, default) and config.get(key, ..) of a computed key or a
     setting."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -519,7 +507,7 @@ def test_the_checks_of_imports_find_what_they_look_for():
     found = imports_of(tree, {"support.log", "envs", "tools.sft"})
     assert found == [(1, "numpy.linalg"), (2, "support.log"), (3, "envs"), (7, "tools.sft")]
     assert is_allowed("train", "starpo") and not is_allowed("starpo", "train")
-    assert is_allowed("rollout", "engine")  # on one floor, in one package
+    assert is_allowed("rollout", "engine")
     assert is_allowed("tools.sft", "tools.probes") and not is_allowed("tools.sft", "train")
     assert not is_allowed("support.log", "tools.view")
     assert not is_allowed("support.log", "eval")

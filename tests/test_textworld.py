@@ -1,6 +1,5 @@
 """
-Tests of worlds/textworld.py, which compare it with the package textworld. Without the package most
-are skipped.
+Tests of worlds/textworld.py against the package textworld. Without the package most are skipped.
 
     make test-extras
 """
@@ -42,7 +41,8 @@ def opened(spec, index=0):
 
 
 def words_of(game, text):
-    """Return the names of rooms and things in a text. A name inside a longer one does not count."""
+    """Return the names of rooms and things in a text. A name inside a longer name does not
+    count."""
     names = sorted((x.name for x in game.infos.values() if x.name), key=len, reverse=True)
     text = text.lower()
     found = set()
@@ -54,7 +54,6 @@ def words_of(game, text):
 
 
 def start_z_machine(game, folder):
-    """Return the game, compiled and started in an interpreter, the z-machine."""
     import textworld
     from textworld.generator import compile_game
 
@@ -69,7 +68,6 @@ def start_z_machine(game, folder):
 @needs_textworld
 @pytest.mark.parametrize("size", PAPER_SIZES)
 def test_random_steps_agree_with_the_z_machine(size, tmp_path):
-    """Compare 200 steps: possible commands, score, end, success, and the things that are seen."""
     env = opened(f"textworld:{size}")
     rng = np.random.default_rng(1)
     machine = start_z_machine(env.game, tmp_path)
@@ -148,11 +146,8 @@ def test_the_expert_wins_textworld(spec):
 @pytest.mark.slow
 @needs_textworld
 def test_densities_of_a_simple_game():
-    """Of 8 commands, 1 (sparse), 3 (balanced) or 7 (dense) are paid.
-
-    Sparse rewards pay the last command alone. Balanced rewards also pay for the kitchen and the
-    chips, dense rewards also for drawer, key, unlocked door and open door.
-    """
+    """Of 8 commands, sparse rewards pay only the last. Balanced rewards also pay for the kitchen
+    and the chips, dense rewards also for drawer, key, unlocked door and open door."""
     for rewards, payments in (("sparse", 1), ("balanced", 3), ("dense", 7)):
         env = opened(f"textworld:game=simple,rewards={rewards}", 1)
         paid = [env.step(command).reward for command in env.plan(99, 1)]
@@ -212,7 +207,6 @@ def test_a_cookbook_can_be_read():
 
 @needs_textworld
 def test_players_and_facts_of_textworld_are_possible_and_read_back():
-    """Random and planned commands are possible. A thought that repeats all facts is true."""
     env = opened("textworld:game=cooking,w=6,q=3", 1)
     rng = np.random.default_rng(0)
     for _ in range(60):

@@ -1,7 +1,4 @@
-"""Tests of support/threads.py: order of results, errors, Ctrl-C.
-
-Run with:  python -m pytest -q tests/test_threads.py
-"""
+"""Tests of support/threads.py: order of results, errors, Ctrl-C."""
 
 import signal
 import subprocess
@@ -49,7 +46,7 @@ def test_ctrl_c_does_not_wait_for_calls_that_hang():
         text=True,
     )
     try:
-        process.stdout.readline()  # a call has begun
+        process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=300)
     finally:

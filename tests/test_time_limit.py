@@ -1,8 +1,4 @@
-"""
-Tests of support/time_limit.py: code that hangs or raises anything.
-
-    python -m pytest -q tests/test_time_limit.py
-"""
+"""Tests of support/time_limit.py: code that hangs or raises anything."""
 
 import signal
 import subprocess
@@ -108,8 +104,8 @@ def alarm_without_handler():
     time.sleep(20)
 
 
-def alarm_of_its_own():
-    """Set an alarm for a first wait, as code of a user may do, and then hang in a second one."""
+def own_alarm():
+    """Set an alarm for a first wait, as a user's code may do, and hang in a second wait."""
 
     def give_up(*_):
         raise TimeoutError
@@ -121,7 +117,7 @@ def alarm_of_its_own():
     time.sleep(20)
 
 
-@pytest.mark.parametrize("hang", [alarm_off, alarm_without_handler, alarm_of_its_own])
+@pytest.mark.parametrize("hang", [alarm_off, alarm_without_handler, own_alarm])
 def test_the_alarm_belongs_to_the_environment(hang):
     with pytest.raises(EnvError, match=r"^no answer within 0.1 s$"):
         call_with_timeout(0.1, hang)
@@ -189,7 +185,6 @@ def test_each_item_has_a_limit_of_its_own(monkeypatch):
 
 
 def test_calls_at_once_wait_for_each_other():
-    """A barrier opens only when all three calls wait at it."""
     barrier = threading.Barrier(3)
 
     def wait_and_square(number):
@@ -240,12 +235,11 @@ print("went on")
     "hang",
     [
         "signal.signal(time_limit.RING, signal.SIG_IGN); time.sleep(20)",
-        "sum(range(10**15))",  # it lets no signal handler run
+        "sum(range(10**15))",
         "forever()",
     ],
 )
 def test_code_that_cannot_be_interrupted_ends_the_process(hang):
-    """The process exits with 1 and a traceback that shows where the code hangs."""
     command = [sys.executable, "-c", SCRIPT.replace("HANG", hang)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout) == (1, "")

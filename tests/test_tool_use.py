@@ -1,8 +1,4 @@
-"""
-Tests of worlds/tool_use.py and worlds/documents.py: tasks by hand, the search, files of a user.
-
-    python -m pytest -q tests/test_tool_use.py
-"""
+"""Tests of worlds/tool_use.py and worlds/documents.py: tasks by hand, search, a user's files."""
 
 from configurator import load_config
 
@@ -82,7 +78,7 @@ def test_only_the_asked_key_ends_the_game():
     assert not env.step("put box Tavor").terminated
     wrong = env.step("put edge 44")
     assert (wrong.reward, wrong.terminated, wrong.success) == (0.0, True, False)
-    wrong = opened(PUT).step("answer 43")  # the task asks to store the number
+    wrong = opened(PUT).step("answer 43")
     assert (wrong.reward, wrong.terminated, wrong.success) == (0.0, True, False)
 
 
@@ -133,7 +129,7 @@ def test_scores_by_hand():
     new, common = math.log(4), math.log(2.5)
     assert new + 3 * common > 2 * common > common
     assert names == ["New Tavor", "Tavor", "Lunen"]
-    assert [document.name for document in index.search("lum", 3)] == ["Tavor", "Lunen"]  # a tie
+    assert [document.name for document in index.search("lum", 3)] == ["Tavor", "Lunen"]
     assert [document.name for document in index.search("lum", 1)] == ["Tavor"]
     assert index.search("nowhere", 3) == index.search("", 3) == []
     assert words_of("Müller's 3-part") == {"müller", "s", "3", "part"}
@@ -245,13 +241,13 @@ def test_a_shop_passes_the_checks(tmp_path):
 
 
 def test_names_that_share_all_words(tmp_path):
-    """Of names with the same words, a search finds only the first three. Tasks ask about these."""
+    """A search finds only three of the names with the same words. Tasks ask about these three."""
     words = "red big mug old pot tin".split()
     rows = []
     for number, name in zip(range(300), permutations(words), strict=False):
         rows.append({"name": " ".join(name), "price": number})
     env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)},task=fetch")
-    assert env.repeats  # too few items for disjoint splits
+    assert env.repeats
     wanted = set()
     for seed in range(40):
         env.reset(seed)
@@ -260,7 +256,6 @@ def test_names_that_share_all_words(tmp_path):
 
 
 def test_names_that_a_search_finds():
-    """`found_by_name` agrees with `search`, and `search` agrees with `plain_search`."""
     rng = np.random.default_rng(0)
     documents = []
     for number in range(200):
@@ -306,7 +301,7 @@ def test_a_question_about_a_price(tmp_path):
         {"name": "bowl", "price": 4.5, "material": "clay"},
     ]
     env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)},task=find")
-    assert env.repeats  # too few items for disjoint splits
+    assert env.repeats
     seen = {}
     for seed in range(40):
         env.reset(seed)
@@ -343,17 +338,17 @@ RIVERS = [
 @pytest.mark.parametrize(
     "question, answer, plan",
     [
-        # The title in the question is the query, though the earlier passage Basel has the answer.
+        # The query is the title in the question, though another passage, Basel, has the answer.
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
-        # No title is in the question, so the words of the question are the query.
+        # Without a title in the question, its words are the query.
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
-        # Title and words do not find the answer, so the last query names a passage with it.
+        # If title and words do not find the answer, the last query names a passage with it.
         (
             "Where is Mozart from, the Rhine?",
             "Mediterranean",
             ["search The Rhine", "search The Nile"],
         ),
-        # A result shows 300 characters of a passage, and the answer follows them.
+        # A result shows only 300 characters of a passage, and the answer follows them.
         ("Where does the Elbe end?", "Germany", ["search Where does the Elbe end"]),
         ("Is the Nile long?", "yes", ["search The Nile"]),
     ],
@@ -364,7 +359,7 @@ def test_the_expert_of_a_question_reads_before_it_answers(question, answer, plan
     env.reset(0)
     found = []
     while not env.terminated:
-        (call,) = env.plan(5, 9)  # one call a turn
+        (call,) = env.plan(5, 9)
         found.append(call)
         step = env.step(call)
     assert step.success

@@ -1,9 +1,4 @@
-"""Tests of train.py by whole runs on a CPU: repeating, continuing, starting, stopping, learning.
-
-Single updates are in test_update.py and test_gradients.py.
-
-    python -m pytest -q tests/test_train.py
-"""
+"""Tests of train.py by whole runs on a CPU: repeating, continuing, starting, stopping, learning."""
 
 import json
 import math
@@ -49,7 +44,7 @@ CRITIC_KEYS = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance
 POLICY_KEYS = {"pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "grad_norm"}
 POLICY_KEYS |= {"masked_frac", "observation_nll", "learning_rate"}
 UPDATE_KEYS = POLICY_KEYS | CRITIC_KEYS | {"logprob_diff_mean", "logprob_diff_max"}
-# `regime` may be None without an update, the others without a measurement of collapse.
+# `regime` may be None without an update, and the collapse keys without a measurement.
 SOMETIMES_UNKNOWN = {"regime", *COLLAPSE_KEYS}
 
 
@@ -62,20 +57,17 @@ def missing_keys(row):
 
 @pytest.fixture(scope="module")
 def gae_run(trained_folder, tmp_path_factory):
-    """A run of four iterations with a critic, evaluated after 2 and 4. Returns: folder, rows."""
     out_dir = tmp_path_factory.mktemp("runs") / "gae"
     return out_dir, run(out_dir, trained_folder, num_iterations=4)
 
 
 @pytest.fixture(scope="module")
 def first_half(trained_folder, tmp_path_factory):
-    """A run of two iterations with the settings of gae_run."""
     out_dir = tmp_path_factory.mktemp("runs") / "half"
     return out_dir, run(out_dir, trained_folder, num_iterations=2)
 
 
 def test_rows_of_two_iterations(first_half):
-    """`make check` runs this test; the other whole runs of this file are marked slow."""
     out_dir, rows = first_half
     assert [row["step"] for row in rows] == [1, 2]
     assert all(sorted(row) == sorted(KEYS) for row in rows)
@@ -97,8 +89,7 @@ def test_rows_of_a_run(gae_run):
         assert (row["kept_groups"], row["kept_trajectories"], row["bad_steps"]) == (2, 8, 0)
         assert row["grad_norm"] > 1e-3 and row["grad_norm_critic"] > 1e-3
         assert row["entropy"] > 0.01
-    assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # peak of the run so far
-    # The critic starts with a value of 0 everywhere.
+    assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64
     assert rows[0]["explained_variance"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -106,7 +97,7 @@ def test_rows_of_a_run(gae_run):
 def test_files_of_a_run(gae_run, trained_folder):
     out_dir, _ = gae_run
     names = {path.name for path in out_dir.iterdir()}
-    names.discard("code.diff")  # written if the code has uncommitted changes
+    names.discard("code.diff")
     assert names == {
         *("config.json", "metrics.jsonl", "tensorboard", "trajectories.jsonl"),
         *("eval_start.jsonl", "eval_final.jsonl", "scores.md", "scores.json"),
@@ -139,7 +130,6 @@ def test_scores_of_a_run(gae_run):
 
 @pytest.mark.slow
 def test_trajectories_of_a_run(gae_run):
-    """The file holds all 16 trajectories of iteration 1 and of every second iteration."""
     out_dir, _ = gae_run
     played = read_lines(out_dir / "trajectories.jsonl")
     found = [(record["step"], record["group"], record["member"]) for record in played]
@@ -163,8 +153,7 @@ def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(
 
 
 def leave_as_if_killed(out_dir, whole, rows):
-    """Make the folder look as if the run was killed while it saved iteration 4: the row of
-    iteration 3 is written, and the fourth trajectory of iteration 4 is cut off."""
+    """Make the folder look as if the run was killed while it saved iteration 4."""
     shutil.copytree(whole / "checkpoint-000004", out_dir / "partial")
     (out_dir / "partial" / "manifest.json").unlink()
     with (out_dir / "metrics.jsonl").open("a") as file:
@@ -237,14 +226,13 @@ def kl_run(trained_folder, tmp_path_factory):
 
 @pytest.mark.slow
 def test_kl_is_measured_against_the_start(kl_run):
-    assert abs(kl_run[0]["kl_ref"]) < 1e-8  # the policy still equals the reference
+    assert abs(kl_run[0]["kl_ref"]) < 1e-8
     assert kl_run[1]["kl_ref"] > 1e-5
 
 
 @pytest.mark.slow
 def test_the_sampler_always_has_the_newest_weights(kl_run):
-    """With one optimizer step an iteration, the update begins at the policy that sampled. So every
-    ratio is 1."""
+    """The only optimizer step of an iteration begins at the policy that sampled."""
     for row in kl_run:
         assert row["approx_kl"] < 1e-8 and row["clipfrac"] == 0 and row["grad_norm"] > 0
 
@@ -265,7 +253,7 @@ def save_model(weights, tokenizer, folder):
 @pytest.mark.slow
 def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, tmp_path, capsys):
     start = save_model(random_model, tokenizer, tmp_path / "random")
-    # No reply has the required form, and the penalty for this is 0. So all scores are 0.
+    # No reply has the required form, and the format penalty is 0, so all scores are 0.
     rows = run(tmp_path / "out", start, format_penalty=0.0, weight_decay=0.1)
     message = (
         "iteration 1: the filter kept no group, because the scores in each group are equal; "
@@ -297,7 +285,7 @@ def test_no_iterations_evaluate_the_start_only(trained_folder, tmp_path):
 def test_a_finished_run_says_so(gae_run, trained_folder, capsys):
     out_dir, rows = gae_run
     capsys.readouterr()
-    assert run(out_dir, trained_folder, num_iterations=4) == rows  # nothing was added
+    assert run(out_dir, trained_folder, num_iterations=4) == rows
     out = capsys.readouterr().out
     assert f"{out_dir} is finished at iteration 4. To start a new run, give --seed=N" in out
     hint = report.next_steps_hint(small_config(out_dir="o", env="my.py:A + b.py:B"))
@@ -342,14 +330,14 @@ def test_a_run_that_stopped_early_says_why_and_how_to_go_on(gae_run, capsys):
 def test_the_last_iteration_before_an_early_stop_is_evaluated(random_model, tokenizer, tmp_path):
     start = save_model(random_model, tokenizer, tmp_path / "random")
     stop = dict(early_stop=True, num_iterations=9, eval_every=0, save_every=0)
-    rows = run(tmp_path / "out", start, format_penalty=0.0, **stop)  # the filter keeps nothing
+    rows = run(tmp_path / "out", start, format_penalty=0.0, **stop)
     assert [row["eval_success"] is not None for row in rows] == [False] * 4 + [True]
     assert (tmp_path / "out/best/config.json").is_file()
 
 
 @pytest.mark.slow
 def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monkeypatch):
-    clock = [0.0]  # CPU seconds of the process; only the calls below advance it
+    clock = [0.0]
 
     def timed(function, cost):
         def call(*args, **options):
@@ -405,7 +393,7 @@ def test_a_missing_gpu_is_named(monkeypatch):
     assert parallel.init_distributed(small_config(device="auto")) == (cpu, torch.float32)
 
 
-# The first line of /proc/driver/nvidia/version, of the closed and of the open kernel module
+# The first line of /proc/driver/nvidia/version, of the closed and of the open kernel module.
 DRIVERS = [
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}.54.14  Thu Feb 22 01:44:30 UTC 2024",
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}.54.14  Release Build  (root@a)",
@@ -414,7 +402,7 @@ DRIVERS = [
 
 @pytest.mark.parametrize("line", DRIVERS)
 def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
-    """Without the error, device=auto would start on the CPU, and vLLM for GPUs would fail there."""
+    """Without this error, device=auto would start on the CPU, where vLLM for GPUs would fail."""
     driver = tmp_path / "version"
     driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
     monkeypatch.setattr(preflight, "DRIVER_FILE", driver)
@@ -429,7 +417,7 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
         )
     cpu = torch.device("cpu")
     assert model.pick_device("cpu") == cpu
-    # release 550 is new enough for CUDA 12, so torch sees no GPU for another reason
+    # Release 550 is new enough for CUDA 12, so torch sees no GPU for another reason.
     monkeypatch.setattr(torch.version, "cuda", "12.9")
     assert model.pick_device("auto") == cpu
     monkeypatch.setattr(torch.version, "cuda", None)  # torch for CPUs
@@ -449,7 +437,7 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
 )
 def test_make_names_an_old_driver_or_python(tmp_path, driver, python, message):
     shutil.copy(Path(__file__).parent.parent / "Makefile", tmp_path)
-    old_enough = int(python.split(".")[1] == "10")  # exit code of the version check
+    old_enough = int(python.split(".")[1] == "10")
     scripts = {
         "nvidia-smi": f"echo {driver}",
         "old_python": f"[ $1 = -V ] && echo Python {python} || exit {old_enough}",
@@ -492,7 +480,7 @@ def test_a_gpu_is_set_up_without_cudnn_attention(monkeypatch):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
-        parallel.init_distributed(small_config())  # deterministic algorithms on again
+        parallel.init_distributed(small_config())
 
 
 # ---------- what a run prints, and steps that are not finite
@@ -567,12 +555,11 @@ def test_a_run_of_bad_steps_stops_and_leaves_the_checkpoint(trained_folder, tmp_
 
 @pytest.mark.slow
 def test_the_policy_learns_which_arm_pays(tmp_path, monkeypatch):
-    """A whole run on the bandit. The base model pulls both arms, so only the reward can tell which
-    is better."""
+    """The base model pulls both arms, so only the reward can tell which arm is better."""
     monkeypatch.chdir(tmp_path)
     root = Path(train.__file__).parent
     files = [config_file(name) for name in ("bandit_grpo", "tiny")]
     sizes = ["--num_iterations=20", "--eval_every=0", "--eval_size=32", "--learning_rate=1e-3"]
     train.main([*files, *sizes, f"--model={root / 'base'}", "--out_dir=out/arms"])
-    success = [row["success"] for row in rows_of("out/arms")]  # share of the better arm
-    assert sum(success[-5:]) / 5 > max(0.7, sum(success[:4]) / 4 + 0.15)  # chance is 0.5
+    success = [row["success"] for row in rows_of("out/arms")]
+    assert sum(success[-5:]) / 5 > max(0.7, sum(success[:4]) / 4 + 0.15)

@@ -1,9 +1,4 @@
-"""
-Tests of the dialogue with the grid worlds: what replies do, what the next message says, and that
-any text can be a reply. test_dialogue.py has the rewards.
-
-    python -m pytest -q tests/test_turns.py
-"""
+"""Tests of the dialogue with the grid worlds: effects of replies, messages, any text as reply."""
 
 from configurator import Config
 
@@ -21,7 +16,7 @@ import grids
 from dialogue import Episode, TurnRecord, check_thought, find_false, format_response, parse_response
 from envs import make_env
 
-NEARLY_SOLVED = "######\n#____#\n#OXP_#\n#____#\n#____#\n######"  # one push to the left
+NEARLY_SOLVED = "######\n#____#\n#OXP_#\n#____#\n#____#\n######"
 
 
 # ---------- parsing
@@ -59,7 +54,7 @@ def test_formatted_responses_are_read_back(think):
 def test_check_thought_by_hand():
     facts = ["Next ice hole.", "Goal up."]
     # Three sentences begin like a fact: Goal up (true), Next ice hole (true), Next hole hole
-    # (false). "I go" does not, so it is not checked.
+    # (false).
     assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
     assert check_thought("", facts) == (0, 0)
     false = "Goal down. Next hole. Next ice hole. Goal down. Box left."
@@ -71,7 +66,7 @@ def test_check_thought_by_hand():
 def test_the_end_of_a_lost_game_says_why():
     lake = make_env("frozenlake:size=2,success_rate=1")
     episode = Episode(lake, Config())
-    episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))  # the board: P_ above OG
+    episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))
     outcome = episode.step("<think>a</think><answer>Down</answer>")
     assert outcome.status == "failure" and outcome.record.why_lost == "fell into a hole at (2,1)"
     episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))
@@ -119,14 +114,14 @@ def test_first_messages():
     assert system == episode.reset(1)[0] == episode.system()
     assert "Actions: Up, Down, Left, Right." in system
     form = re.search(r"Reply (.*) in at most 400 tokens", system).group(1)
-    parsed = parse_response(form)  # the parser accepts the form that is shown
+    parsed = parse_response(form)
     assert parsed.well_formed and parsed.thought and len(parsed.actions) == 2
 
 
 def test_unknown_action_is_reported_and_penalised():
     episode = episode_in(ROOM_BOARD)
     outcome = episode.step("<think>a</think><answer>Left || Jump || up</answer>")
-    # two moves, -0.1 each, and the format penalty -0.1; the unknown action is no move
+    # Two moves cost 0.1 each, and the format penalty is 0.1. The unknown action is no move.
     assert outcome.reward == pytest.approx(-0.3)
     head = 'Reward -0.3. Unknown action: "Jump".\nTurn 2 of 5, 8 actions left.\n'
     assert outcome.user.startswith(head)
@@ -145,7 +140,7 @@ def test_surplus_actions_are_reported():
     assert outcome.reward == pytest.approx(-0.3) and outcome.record.num_actions == 2
     head = "Reward -0.3. Not executed, over the limit: 2.\nTurn 2 of 5, 8 actions left.\n"
     assert outcome.user.startswith(head)
-    # the limit of the trajectory holds, too: one action is left of three, and the reply has two
+    # The trajectory has one action left of three, and the reply has two.
     episode = episode_in(ROOM_BOARD, max_actions=3)
     reply = "<think>a</think><answer>Left || Right</answer>"
     assert episode.step(reply).reward == pytest.approx(-0.2)
@@ -153,7 +148,7 @@ def test_surplus_actions_are_reported():
     assert outcome.reward == pytest.approx(-0.2)
     assert outcome.status == "failure" and outcome.record.num_actions == 1
     assert outcome.record.out_of_actions is True
-    assert outcome.record.faults == ["Not executed, over the limit: 1."]  # only in the record
+    assert outcome.record.faults == ["Not executed, over the limit: 1."]
 
 
 def test_slips_and_actions_after_the_end_are_recorded(monkeypatch):
@@ -184,7 +179,7 @@ def test_malformed_reply():
         f"changed.\nTurn 2 of 5, 10 actions left.\n{ROOM_BOARD}"
     )
     assert outcome.reward == pytest.approx(-0.1) and not outcome.record.format_ok
-    empty = episode.step("<think>a</think><answer></answer>")  # the right form, but no action
+    empty = episode.step("<think>a</think><answer></answer>")
     head = "Reward -0.1. No action was executed; nothing changed.\nTurn 3 of 5"
     assert empty.user.startswith(head)
 
@@ -221,7 +216,6 @@ def test_action_budget():
     outcome = episode.step("<think>a</think><answer>Left || Right</answer>")
     assert (outcome.status, outcome.user) == ("failure", "")
     assert outcome.reward == pytest.approx(-0.2)
-    # a win with the last action of the last turn is a success
     episode = episode_in(NEARLY_SOLVED, max_actions=1, max_turns=1)
     assert episode.step("<think>a</think><answer>Left</answer>").status == "success"
 
@@ -262,7 +256,6 @@ def test_stated_limits_are_executed(per_turn, in_all, turns):
             head = re.search(r"Turn (\d+) of (\d+), (\d+) actions? left\.", outcome.user)
             expected = [len(counts) + 1, turns, in_all - sum(counts)]
             assert [int(number) for number in head.groups()] == expected
-    # turns have `per_turn` actions until turns or actions are used up
     assert counts[:-1] == [per_turn] * (len(counts) - 1)
     assert sum(counts) == min(in_all, per_turn * turns)
     assert status == ("failure" if sum(counts) == in_all else "out_of_turns")
@@ -272,7 +265,6 @@ def test_one_action_prompt():
     env = make_env("bandit", max_actions=1)
     system = Episode(env, Config(max_turns=1, actions_per_turn=1)).system()
     assert "At most 1 action a turn." in system and "||" not in system
-    # the arms are in the observation: the system message is the same for all instances
     assert "Phoenix" not in system
 
 
@@ -287,10 +279,9 @@ FRAGMENTS = (
     "<think>a</think><answer>Left || Up || Up || Right</answer>",
     "<answer>Up || Left || Jump</answer>",
 )
-# an ASCII character of the generated text stands for a fragment; all others stay
+# an ASCII character of the generated text stands for a fragment
 TO_FRAGMENTS = {code: FRAGMENTS[code % len(FRAGMENTS)] for code in range(128)}
 ANY_TEXT = st.text(max_size=8).map(lambda text: text.translate(TO_FRAGMENTS))
-# the text alone, as the answer with and without a thought, as the thought before a valid answer
 WRAPS = (
     "{}",
     "<think>a</think><answer>{}</answer>",
@@ -343,7 +334,7 @@ def play_any_text(text, setting):
         assert (outcome.user == "") == (outcome.status is not None)
         if outcome.status is not None:
             break
-    assert outcome.status is not None  # the second turn is the last
+    assert outcome.status is not None
 
 
 @pytest.mark.parametrize("max_examples", [300, pytest.param(4000, marks=pytest.mark.slow)])

@@ -1,7 +1,4 @@
-"""Tests of one iteration of train.py on a CPU: advantages, losses, gradients, checkpoints.
-
-python -m pytest -q tests/test_update.py
-"""
+"""Tests of one iteration of train.py: advantages, losses, gradients, checkpoints."""
 
 import copy
 import math
@@ -93,7 +90,7 @@ def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder
             to_go = sum(later.reward for later in trajectory.turns[k:])
             expected += [to_go if estimator == "gae" else relative] * len(turn.response_ids)
     expected = torch.tensor(expected)
-    if estimator == "gae":  # the rewards to come minus the value, whitened
+    if estimator == "gae":
         torch.testing.assert_close(experience.returns, expected, rtol=1e-5, atol=1e-5)
         expected = expected - experience.old_values
         expected = (expected - expected.mean()) / expected.std()
@@ -115,7 +112,6 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
         torch.testing.assert_close(values, values_alone, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(logprobs, logprobs_alone, rtol=1e-5, atol=1e-5)
         assert values.std() > 1e-3
-        # The log-probs equal those of the engine.
         torch.testing.assert_close(logprobs, experience.old_logprobs, rtol=1e-4, atol=1e-4)
 
 
@@ -123,7 +119,6 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
 
 
 def captured_update(start, monkeypatch, **changes):
-    """Make one update. Return its metrics and the gradients of each optimizer step."""
     learner = make_learner(start, bias=True, **changes)
     kept, experience = collect_and_target(learner)
     if experience.ref_logprobs is not None:
@@ -200,8 +195,8 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
     for batch, num_tokens, micro_batch in packs:
         chosen = [numbers[ids] for ids in trajectories_in(batch)]
         assert num_tokens == sum(lengths[i] for i in chosen)
-        assert micro_batch.token_weights.tolist() == [1.0] * num_tokens  # token_mean
-        for field in fields(train.Experience):  # values of the pack's trajectories
+        assert micro_batch.token_weights.tolist() == [1.0] * num_tokens
+        for field in fields(train.Experience):
             value = getattr(micro_batch, field.name)
             expected = [getattr(pieces[i], field.name) for i in chosen]
             if field.name == "token_weights":
@@ -216,13 +211,11 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
     epochs = [orders[0:2], orders[2:4], orders[4:6]]
     assert all(first | second == set(range(8)) for first, second in epochs)
     assert any(epoch != epochs[0] for epoch in epochs)
-    assert epochs[0] != [{0, 1, 2, 3}, {4, 5, 6, 7}]  # shuffled
+    assert epochs[0] != [{0, 1, 2, 3}, {4, 5, 6, 7}]
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator):
-    """The gradient of the loss is zero in every hidden state that does not predict a sampled
-    token."""
     coefficients = dict(kl_coef=0.1, entropy_coef=0.1)
     learner = make_learner(trained_folder, bias=True, estimator=estimator, **coefficients)
     kept, experience = collect_and_target(learner)
@@ -242,7 +235,7 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
     sampled = [token for turn in turns for token in turn.response_ids]
     assert batch.ids[batch.response_index].tolist() == sampled
     chooses = torch.zeros(len(batch.ids), dtype=torch.bool)
-    chooses[batch.response_index - 1] = True  # the row before predicts the token
+    chooses[batch.response_index - 1] = True
     assert len(hidden) == (2 if estimator == "gae" else 1)
     for rows in hidden:
         assert rows.grad.shape == (len(batch.ids), 64)
@@ -251,11 +244,9 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
 
 
 def test_prompt_text_is_not_trained(trained_folder):
-    """Prompt tokens are no targets of the loss. They affect it only through the hidden states that
-    predict sampled tokens."""
     learner = make_learner(trained_folder, estimator="grpo")
     kept, experience = collect_and_target(learner)
-    # This policy is not sharded, so its parts can be used alone.
+    # An unsharded policy, so that its parts can be used alone.
     learner.policy = model.Policy(model.load_model(str(trained_folder))[0])
     batch = pack(kept)
     weight = learner.policy.model.lm_head.weight
@@ -286,7 +277,6 @@ def test_the_loss_moves_probability_towards_advantage(trained_folder):
 
 
 def compile_without_compiler(monkeypatch):
-    """Make torch.compile only trace graphs, which PyTorch then runs eagerly."""
     compile_module = torch.nn.Module.compile
 
     def compile_eagerly(module, **options):
@@ -322,7 +312,7 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
     learner = make_learner(trained_folder, recompute_old_logprobs=True)
     kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for trajectory in kept:
-        for turn in trajectory.turns:  # an engine whose log-probs are 0.5 too low
+        for turn in trajectory.turns:
             turn.rollout_logprobs = [logprob - 0.5 for logprob in turn.rollout_logprobs]
     experience = train.build_experience(learner, kept)
     expected, _ = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)
@@ -334,7 +324,6 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
 
 @pytest.mark.parametrize("engine_dtype, low, high", [("auto", 0, 1e-6), ("bfloat16", 1e-4, 0.05)])
 def test_an_engine_of_another_type_gives_other_log_probs(trained_folder, engine_dtype, low, high):
-    """The trainer computes in float32, and so does the engine unless engine_dtype is set."""
     learner = make_learner(trained_folder, engine_dtype=engine_dtype)
     expected = torch.float32 if engine_dtype == "auto" else torch.bfloat16
     assert {weight.dtype for weight in learner.engine.model.parameters()} == {expected}
@@ -366,7 +355,7 @@ def test_vllm_is_not_asked_for_what_the_trainer_computes(trained_folder):
     kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     known = train.build_experience(learner, kept)
     for trajectory in kept:
-        for turn in trajectory.turns:  # what VLLMEngine returns
+        for turn in trajectory.turns:
             turn.rollout_logprobs = [math.nan] * len(turn.response_ids)
     learner.config = replace(learner.config, engine="vllm")
     assert not learner.config.engine_gives_logprobs()
@@ -384,7 +373,7 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
     learner = make_learner(trained_folder, estimator="grpo", entropy_coef=0.5)
     kept, experience = collect_and_target(learner)
     num_tokens = len(experience.advantages)
-    experience.advantages = torch.zeros(num_tokens)  # so that only the bonus is left
+    experience.advantages = torch.zeros(num_tokens)
     loss, metrics = train.policy_loss(learner, pack(kept), weighted(experience), num_tokens)
     mean_entropy = metrics["entropy"].item() / num_tokens
     assert mean_entropy > 0.01
@@ -392,8 +381,7 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
 
 
 def test_aggregation_weighs_the_value_loss(trained_folder):
-    """Losses with seq_mean_token_sum are those with token_mean times the mean number of tokens of
-    a trajectory."""
+    """seq_mean_token_sum is token_mean times the mean number of tokens of a trajectory."""
     losses = {}
     for aggregation in ("token_mean", "seq_mean_token_sum"):
         learner = make_learner(trained_folder, aggregation=aggregation, batch_size=8)
@@ -470,7 +458,6 @@ def unchanged(learner, before):
 
 
 def spoil(where, learner, monkeypatch):
-    """Make the loss NaN, or one gradient of the policy or the critic infinite."""
     policy_loss, backward = starpo.ppo_loss, train.backward
 
     def spoilt_loss(*args, **options):
@@ -505,7 +492,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
         train.update(learner, experience)
         assert capsys.readouterr().out == message
         assert learner.bad_steps == count and unchanged(learner, before)
-        assert all(p.grad is None for p in learner.policy.parameters())  # gradients are dropped
+        assert all(p.grad is None for p in learner.policy.parameters())
     with pytest.raises(ValueError) as error:
         train.update(learner, experience)
     assert str(error.value) == (
@@ -520,14 +507,13 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     for optimizer in learner.optimizers.values():
         optimizer.zero_grad()
     train.update(learner, experience)
-    assert learner.bad_steps == 0 and not unchanged(learner, before)  # only steps in a row count
+    assert learner.bad_steps == 0 and not unchanged(learner, before)
 
 
 # ---------- float16
 
 
 def gradients_of(learner, experience):
-    """Return the gradients of one mini-batch, as the optimizers see them without clipping."""
     learner.config = replace(learner.config, grad_clip=1e9)
     backward(learner, experience)
     learner.clip_gradients()
@@ -547,9 +533,7 @@ def test_gradients_of_a_scaled_loss_in_float16(trained_folder):
     settings = dict(estimator="grpo", entropy_coef=0.0)
     exact = make_learner(trained_folder, **settings)
     kept, experience = collect_and_target(exact)
-    experience.advantages = (
-        experience.advantages * 1e-3
-    )  # as if there were a thousand times more tokens
+    experience.advantages = experience.advantages * 1e-3
     expected = gradients_of(exact, experience)
     learner = make_learner(trained_folder, dtype="float16", **settings)
     assert learner.loss_scale == 65536.0 and exact.loss_scale == 1.0
@@ -613,7 +597,7 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     other.load(tmp_path / "checkpoint-000007")
     assert (other.step, other.bad_steps) == (7, 1)
     assert unchanged(other, state_of(learner))
-    for each in (learner, other):  # the next step is the same, so the optimizers agree too
+    for each in (learner, other):
         train.update(each, copy.deepcopy(experience))
     assert unchanged(other, state_of(learner))
     with Saver(tmp_path, 2) as saver:
@@ -624,8 +608,7 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
 
 
 def test_learning_rates_fall_linearly(trained_folder):
-    """Both rates fall to a fifth. After 1 of 4 iterations they are multiplied by 0.2 + 0.8 *
-    3/4."""
+    """Both rates fall to a fifth. After 1 of 4 iterations the factor is 0.2 + 0.8 * 3/4."""
     learner = make_learner(
         trained_folder, learning_rate=0.1, critic_lr=0.2, final_lr=0.2, num_iterations=4
     )
@@ -642,8 +625,8 @@ def test_learning_rates_fall_linearly(trained_folder):
 
 
 def test_an_update_uses_the_learning_rate_of_its_iteration(trained_folder):
-    """AdamW's first step moves weights by the learning rate. With final_lr=0, half
-    of the learning rate is left in the second of two iterations."""
+    """AdamW's first step moves weights by the learning rate. With final_lr=0, half of the learning
+    rate is left in the second of two iterations."""
     settings = dict(estimator="grpo", batch_size=8, learning_rate=0.01, weight_decay=0.0)
     moved = {}
     for step, final_lr in ((0, 0.0), (1, 0.0), (1, 1.0)):

@@ -1,8 +1,4 @@
-"""
-Tests of environments in a user's own file: --env=my_env.py:Class,key=value.
-
-    python -m pytest -q tests/test_user_envs.py
-"""
+"""Tests of environments in a user's own file: --env=my_env.py:Class,key=value."""
 
 from configurator import Config
 
@@ -205,7 +201,6 @@ MOVE = "return float(index == self.number % 2), True, index == self.number % 2, 
 
 
 def played(path, before, after, **settings):
-    """Replace `before` by `after` in the environment's file. Return the optimal player's game."""
     text = OWN.replace("\nclass Plain", METHODS)
     assert before in text
     path.write_text("import sys\nimport numpy as np\n" + text.replace(before, after))
@@ -296,7 +291,7 @@ def test_defaults_of_methods(path):
     env = make_env(f"{path}:Guess")
     env.reset(0)
     assert (env.statements(), env.plan(1, 1), env.optimal_length()) == ([], [], 0)
-    assert env.greedy() in env.actions  # any action, because there is no plan
+    assert env.greedy() in env.actions
 
 
 def test_uses_that_lack_a_method(path):

@@ -1,9 +1,4 @@
-"""
-Tests of tools/view.py without a browser: data, template, GIF and messages. tests/test_page.py
-tests the page in a browser.
-
-    python -m pytest -q tests/test_view.py
-"""
+"""Tests of tools/view.py without a browser: data, template, GIF and messages."""
 
 from configurator import Config, UserError
 
@@ -26,12 +21,12 @@ from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
 
 LAKE = "frozenlake:size=2,success_rate=1"
 ROOM = "sokoban:symbols=newvocab"
-# A text that tries to run a script in the page and to steer a terminal
+# This text tries to run a script in the page and to steer a terminal.
 HOSTILE = (
     "</script><script>window.hacked = 1</script><!-- "
     '<img src="x" onerror="window.hacked = 2"> & \u2028 \ud800 \u202e \x1b[2J {{style}}'
 )
-# Characters that cannot be seen are shown as escapes.
+# Invisible characters are shown as escapes.
 SHOWN = (
     "</script><script>window.hacked = 1</script><!-- "
     '<img src="x" onerror="window.hacked = 2"> & '
@@ -76,8 +71,7 @@ def to_lines(rows):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """The folder of a run with a bandit game before RL, two members of a group on a lake, and a
-    Sokoban room in newvocab symbols."""
+    """A run with a bandit game before RL, two members of a group on a lake, and a Sokoban room."""
     folder = tmp_path_factory.mktemp("runs") / "a_run"
     folder.mkdir()
     first = "Turn 1 of 5, 10 actions left.\nP_\nOG"
@@ -96,7 +90,7 @@ def run_folder(tmp_path_factory):
     ]
     lines = to_lines(trained)
     (folder / "eval_start.jsonl").write_text(to_lines([record("bandit", [text])]))
-    (folder / "trajectories.jsonl").write_text(lines + lines[:99])  # the last line was cut off
+    (folder / "trajectories.jsonl").write_text(lines + lines[:99])
     (folder / "config.json").write_text('{"config": {"eval_size": 10}}')
     return folder
 
@@ -156,7 +150,7 @@ def test_records_by_hand(run_folder):
         ["1", "0", "1"],
         ["2", "0", "0"],
     ]
-    assert [t["prompt"] for t in trajectories] == [0, 1, 1, 2]  # two have the same start
+    assert [t["prompt"] for t in trajectories] == [0, 1, 1, 2]
     assert [t["outcome"] for t in trajectories] == ["failure", "success", "failure", "out of turns"]
     turn = trajectories[1]["turns"][0]
     assert [texts[i] for i in turn.pop("tokens")] == ["<think>", "\ufffd", "<|im_end|>"]
@@ -178,20 +172,18 @@ def test_records_by_hand(run_folder):
         "statements": [0, 0],
         "sentences": 1,
     }
-    player = trajectories[0]["turns"][0]  # without tokens, the response is shown as one token
+    player = trajectories[0]["turns"][0]
     assert player["text"] == "Arms: Phoenix, Dragon" and player["surprise"] == []
     assert [texts[i] for i in player["tokens"]] == ["<think></think><answer></answer>"]
 
 
 def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
-    """A file as eval.py --jsonl, tools.api_models and tools.replay write it. This one has two
-    policies, one with two members."""
     turn = turn_record("Turn 1 of 5, 10 actions left.\nP_\nOG", "", ["Right"])
     rows = []
     for policy, member in (("optimal", 0), ("gpt \x1b", 0), ("gpt \x1b", 1)):
         row = record(LAKE, [turn], member=member, policy=policy, entropy=None)
         rows.append({**row, "system": "Reply <think>a</think>"})
-    rows.append({**rows[0], "policy": LAKE})  # in eval_final.jsonl, this key holds the environment
+    rows.append({**rows[0], "policy": LAKE})
     rows[2]["system"] = "Reply <answer>a</answer>"
     path = tmp_path / "games.jsonl"
     path.write_text(to_lines(rows))
@@ -205,7 +197,6 @@ def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
     ]
     assert {t["prompt"] for t in data["trajectories"]} == {0}
     assert data["runs"][0]["name"] == "games.jsonl" and data["runs"][0]["steps"] == []
-    # The system message of the third row asks for no thought, so its thought is shown as text.
     assert [t["turns"][0]["reply"] == "" for t in data["trajectories"]] == [True, True, False, True]
     view.main([str(path)])
     assert (tmp_path / "games_view.html").is_file()
@@ -308,7 +299,7 @@ def test_what_the_filter_did_is_a_sentence():
     assert view_data.explain_filter(dropped, Config(filter_by="length"), rows) == (
         "The filter dropped this group: its mean length is 0."
     )
-    assert view_data.explain_filter({"step": 4}, config, rows) == ""  # an old record has no note
+    assert view_data.explain_filter({"step": 4}, config, rows) == ""
 
 
 def test_curves_by_hand(run_folder, tmp_path):
@@ -402,13 +393,12 @@ def test_gif_has_a_frame_a_turn_and_the_end(run_folder, coarse):
     (_, first_x), (second_y, second_x), (end_y, _) = [
         [indices.mean() for indices in mask.nonzero()] for mask in players
     ]
-    assert second_x > first_x + 50  # it went right
-    assert end_y > second_y + 50  # and down, to the goal
+    assert second_x > first_x + 50
+    assert end_y > second_y + 50
 
 
 @pytest.fixture
 def written(monkeypatch):
-    """A list of the texts that are written into frames of a GIF."""
     texts = []
     monkeypatch.setattr(Axes, "text", lambda _, x, y, text, **__: texts.append(text))
     return texts
@@ -437,7 +427,7 @@ def test_gif_wraps_the_text_of_an_environment_without_boards(run_folder, coarse,
     view_gif.draw_gif(data, 0, run_folder / "text.gif")
     for text in written:
         assert all(len(line) <= view_gif.LINE_CHARACTERS for line in text.split("\n"))
-    (observation, _) = [text for text in written if "Task" in text]  # in two frames
+    (observation, _) = [text for text in written if "Task" in text]
     assert "\nRoom kitchen." in observation
     assert " ".join(observation.split()).count("go west,") == 20
 
@@ -458,11 +448,11 @@ def test_gif_shows_slips_and_arrows_only_where_there_are_directions(run_folder, 
     view_gif.draw_gif(data, 1, run_folder / "slip.gif")
     view_gif.draw_gif(data, 0, run_folder / "text.gif")
     assert "↓ Down (slipped: ← Left)" in written
-    assert "Right" in written and "→ Right" in written  # only the lake's has an arrow
+    assert "Right" in written and "→ Right" in written
 
 
 def test_gif_shows_text_that_no_font_can(run_folder, coarse):
-    view.main([str(run_folder), "--gif=2"])  # a lone surrogate in the thought
+    view.main([str(run_folder), "--gif=2"])
 
 
 def test_a_run_that_does_not_exist():

@@ -1,9 +1,4 @@
-"""Tests of support/wandb_log.py: with a stand-in for wandb, and with wandb offline if installed.
-
-    python -m pytest -q tests/test_wandb.py
-
-The tests with the real package need `pip install -r requirements/wandb.txt`.
-"""
+"""Tests of support/wandb_log.py with a stand-in for wandb, and with wandb offline if installed."""
 
 from configurator import Config, UserError
 
@@ -47,8 +42,6 @@ class Artifact:
 
 
 class FakeRun:
-    """A stand-in for a run of W&B, which keeps what it is given."""
-
     def __init__(self, options):
         self.id = options["id"]
         self.options = options
@@ -68,7 +61,6 @@ class FakeRun:
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A stand-in for the package. Its list `runs` holds the runs."""
     fake = ModuleType("wandb")
     fake.runs = []
     fake.Error = WandbError
@@ -88,8 +80,6 @@ def wandb(monkeypatch):
 
 @pytest.fixture
 def page(monkeypatch):
-    """Replace the page of tools.view by a short one."""
-
     def make_page(out_dir):
         path = out_dir / "view.html"
         path.write_text("<html>page</html>")
@@ -136,9 +126,9 @@ def test_a_run_gets_settings_metrics_and_a_table(tmp_path, wandb, page):
 def test_a_continued_run_goes_on_in_its_run(tmp_path, wandb):
     log = Log(tmp_path, [], CONFIG)
     log.close(75)
-    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []  # 75: interrupted
+    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []
     Log(tmp_path, [a_row(1)], CONFIG)
-    Log(tmp_path, [], CONFIG)  # a run without rows begins again
+    Log(tmp_path, [], CONFIG)
     first, second, third = [run.id for run in wandb.runs]
     assert first == second != third
     (tmp_path / "wandb_id").write_text("../../x\n")
@@ -184,7 +174,7 @@ def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypa
     monkeypatch.setattr(wandb, "teardown", teardown)
     log = Log(tmp_path, [], CONFIG)
     log.write(a_row(1))
-    assert at_exit == []  # nothing is registered while W&B works
+    assert at_exit == []
     monkeypatch.setattr(wandb.runs[0], "log", lambda *_, **__: teardown(None))
     log.write(a_row(2))
     (at_end,) = at_exit
@@ -192,14 +182,14 @@ def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypa
     assert exit_codes == [None, 1]
 
 
-@pytest.mark.slow  # starts tools.view
+@pytest.mark.slow
 def test_a_page_that_fails_is_left_out(tmp_path, wandb, capsys):
-    Log(tmp_path, [], CONFIG).close()  # the folder holds no run to show
+    Log(tmp_path, [], CONFIG).close()
     assert wandb.runs[0].exit_code == 0 and wandb.runs[0].artifacts == []
     assert capsys.readouterr().out.startswith("W&B gets no page of the run: error: ")
 
 
-@pytest.mark.slow  # starts another process
+@pytest.mark.slow
 def test_nothing_is_imported_unless_asked_for(tmp_path):
     code = (
         "import sys; sys.path.insert(0, 'tests'); from shared_fixtures import small_config; "
@@ -212,7 +202,7 @@ def test_nothing_is_imported_unless_asked_for(tmp_path):
 
 def test_a_missing_package_or_a_wrong_name_is_said_at_once(monkeypatch):
     preflight.check_wandb("")
-    namespace = SimpleNamespace(origin=None)  # a folder wandb/ without code
+    namespace = SimpleNamespace(origin=None)
     for found in (None, namespace):
         monkeypatch.setattr(importlib.util, "find_spec", lambda _, found=found: found)
         with pytest.raises(UserError, match="pip install -r requirements/wandb.txt"):
@@ -234,8 +224,9 @@ def records_of(folder):
     """Return the records of the only offline run in a folder.
 
     The file has LevelDB's log format: 7 bytes, then parts of records, which never cross a multiple
-    of 32 KiB. A part begins with its checksum (4 bytes), size (2) and kind (1). Kinds 1 and 4
-    end a record."""
+    of 32 KiB. A part begins with its checksum (4 bytes), size (2) and kind (1). Kinds 1 and 4 end a
+    record.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")

@@ -1,9 +1,4 @@
-"""Tests of hostile servers: a bad reply costs one attempt, but does not end the evaluation.
-
-Every server answers each request with the same bytes.
-
-Run with:  python -m pytest -q tests/test_web.py
-"""
+"""Tests of hostile servers: a bad reply costs one attempt, but does not end the evaluation."""
 
 from configurator import UserError
 
@@ -22,9 +17,10 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 @contextmanager
 def server_of(answer, *, pauses=False):
-    """A server that sends `answer`. With `pauses` it pauses after each byte.
+    """A server that sends `answer`, with a pause after each byte if `pauses`.
 
-    Yields: its address, and the list of requests that it got."""
+    Yields: its address, and the list of requests that it got.
+    """
     requests = []
     stopped = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -33,7 +29,7 @@ def server_of(answer, *, pauses=False):
             while True:
                 try:
                     connection, _ = listener.accept()
-                except OSError:  # the listener was closed
+                except OSError:
                     return
                 with connection:
                     requests.append(receive(connection))
@@ -53,7 +49,7 @@ def server_of(answer, *, pauses=False):
                 for byte in answer:
                     connection.sendall(bytes([byte]))
                     stopped.wait(0.05)
-            except OSError:  # the client has closed the connection
+            except OSError:
                 return
 
         threading.Thread(target=serve, daemon=True).start()

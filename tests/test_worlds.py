@@ -1,8 +1,4 @@
-"""
-Tests of the text worlds: games by hand, plans compared with brute force, and any text as command.
-
-    python -m pytest -q tests/test_worlds.py
-"""
+"""Tests of the text worlds: games by hand, plans against brute force, any text as command."""
 
 from configurator import Config, SftConfig, load_config
 
@@ -73,8 +69,8 @@ def test_quest_shows_the_present_room_only():
     assert env.observe().split("\n")[0] == f"Task: {', '.join(HOUSE_PLAN)}."
 
     env = opened(HOUSE, goal="none")
-    assert "coin" not in env.observe()  # it is in the locked box
-    assert "table" not in env.observe()  # it is in the other room
+    assert "coin" not in env.observe()
+    assert "table" not in env.observe()
     play(env, ["open blue door", "go east"])
     assert env.observe() == (
         "Room attic. Here table (nothing), red key. Exits west (blue door open). Carrying nothing."
@@ -186,10 +182,10 @@ def test_household_light_by_hand():
     assert [step.reward for step in steps] == [0, 0.5, 0, 0.5]
     assert steps[-1].success
 
-    env = opened(STUDY)  # the lamp without the book earns nothing
+    env = opened(STUDY)
     assert [step.reward for step in play(env, ["go to desk 1", "use desklamp 1"])] == [0, 0]
 
-    env = opened((*STUDY[:5], "drawer 1", STUDY[6]))  # a lamp in a closed drawer cannot be used
+    env = opened((*STUDY[:5], "drawer 1", STUDY[6]))
     assert env.plan(99, 1) == [*plan[:2], "go to drawer 1", "open drawer 1", "use desklamp 1"]
     play(env, [*plan[:2], "go to drawer 1"])
     assert "use desklamp 1" not in env.commands
@@ -219,7 +215,7 @@ def test_what_changes_nothing_has_no_effect():
 
 # ---------- plans
 
-# spec -> lengths that a plan may have; {2} for all others
+# spec -> lengths that a plan may have, else {2}
 PLAN_LENGTHS = {QUEST: {4}, LONG_QUEST: {8}, BLIND_QUEST: {4}, "household": set(range(3, 12))}
 
 
@@ -313,7 +309,7 @@ def random_success_rate(spec, num_instances, num_episodes, max_actions=24):
 
 @pytest.mark.slow
 def test_a_random_player_is_as_weak_as_in_textworld():
-    # a random player of TextWorld wins 3.3 % in 12 commands
+    # In TextWorld, a random player wins 3.3 % in 12 commands.
     assert 0.01 < random_success_rate(QUEST, 150, 600, max_actions=12) < 0.08
     assert random_success_rate(LONG_QUEST, 30, 60) <= 0.05
     assert random_success_rate("household", 60, 60) <= 0.05
@@ -344,8 +340,7 @@ def test_a_win_is_worth_more_than_any_loss(density):
 
 
 def listed_otherwise(instance):
-    """Return the same game, listed otherwise: a quest's links from their other end, a
-    household's things renumbered."""
+    """Return the same game, with a quest's links reversed or a household's things renumbered."""
     if instance[0] == "household":
         *parts, things = instance
         kinds = [name.split()[0] for name, _ in things[::-1]]
@@ -408,7 +403,7 @@ def test_same_seed_same_game_in_another_process():
 VOCABULARY = """go to take put open close unlock edit 2: read run submit east drawer 1 table fridge
 in on in/on from with red key box coin apple return n x > = ( [ while True: for if"""
 WORDS = st.lists(st.sampled_from(VOCABULARY.split()))
-POSSIBLE = st.integers(0, 40)  # an integer stands for a random possible command
+POSSIBLE = st.integers(0, 40)
 TEXTS = st.one_of(st.text(max_size=40), WORDS.map(" ".join), POSSIBLE)
 
 

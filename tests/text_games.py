@@ -1,6 +1,6 @@
 """What the tests of the text worlds share: instances made by hand, and helpers.
 
-This file imports little, because a test also loads it in another process.
+This file imports little, because another process loads it.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ HOUSE = (
 )
 HOUSE_PLAN = list(HOUSE[-1])
 
-# A kitchen with an apple in the closed drawer. The task is to put a hot apple on the table.
+# The task is to put a hot apple on the table.
 APPLE_AND_MUG = (("apple 1", "drawer 1"), ("mug 1", "table 1"))
 KITCHEN = ("household", "kitchen", "heat", "apple", "table", "", APPLE_AND_MUG)
 STUDY = ("household", "bedroom", "light", "book", "desklamp", "desk 1", (("book 1", "bed 1"),))
@@ -62,7 +62,6 @@ FAULTY = ("repair", "above(xs): how many of xs exceed K", 3, ABOVE)
 
 
 def opened(instance, *, max_actions=30, **options):
-    """Return the environment of an instance, started."""
     kind = {"quest": Quest, "household": Household, "repair": Repair}[instance[0]]
     env = kind(max_actions=max_actions, **options)
     env.start(instance, [0])
@@ -70,7 +69,6 @@ def opened(instance, *, max_actions=30, **options):
 
 
 def drawn(spec, count, *, max_actions=24):
-    """Return the environment `spec` and `count` instances that it draws."""
     env = make_env(spec, max_actions=max_actions)
     return env, [env.draw(np.random.default_rng([5, i])) for i in range(count)]
 
@@ -80,7 +78,6 @@ def play(env, commands):
 
 
 def digest():
-    """Return a hash of instances, rules, commands of players, and observations."""
     sha = hashlib.sha256()
     for spec in SPECS:
         env, instances = drawn(spec, 6)

@@ -2,11 +2,9 @@
 
     python -m tools.api_models config/frozenlake_ppo.py --api_base=URL --api_model=NAME,OTHER
 
-URL is the address of the server, such as http://localhost:8000/v1.
-Folders of runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The
-environment variable OPENAI_API_KEY holds the key of the server. `max_running` threads play the
-trajectories. If a call of an environment exceeds its time limit, the game ends in an error, but the
-call goes on in its thread. The server limits the context; max_context_tokens has no effect.
+URL is the address of the server, such as http://localhost:8000/v1. The environment variable
+OPENAI_API_KEY holds the server's key. Folders of runs, --player, --samples, --against, --json and
+--jsonl work as in eval.py. The server limits the context; max_context_tokens has no effect.
 """
 
 from configurator import Config, UserError
@@ -55,7 +53,7 @@ def main(argv: list[str]) -> None:
 
 
 def api_rows(job: Job) -> Iterator[Row]:
-    """Play with the models of the server one after the other, and yield their scores."""
+    """Play with each model of the server, and yield its scores."""
     names = filter(None, split_unquoted(job.options["api_model"], ","))
     for name, env in product(map(unquote, names), scored_envs(job.config)):
         trajectories = play_fixed_prompts(
@@ -67,8 +65,8 @@ def api_rows(job: Job) -> Iterator[Row]:
 def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) -> list[Trajectory]:
     """Play the fixed prompts with the model that the server calls `name`.
 
-    A trajectory in which the server fails counts as a failure.
-    Raises: UserError if every trajectory ended in an error."""
+    A trajectory that ends in an error counts as a failure.
+    Raises: UserError if every trajectory ends in an error."""
     player = APIPlayer(url, name)
 
     def play_one(start: tuple[int, int]) -> Trajectory:
@@ -99,7 +97,7 @@ class APIPlayer:
     def __init__(self, url: str, name: str):
         self.url = url
         self.name = name
-        self.has_reported = False  # whether an error of the server was printed
+        self.has_reported = False
 
     def __call__(self, rollout: Rollout) -> Reply:
         config = rollout.config
@@ -116,14 +114,14 @@ class APIPlayer:
         return request_reply(self.url, body, self.report_fault)
 
     def report_fault(self, sentence: str) -> None:
-        """Print only the first error of the server, because many would fill the screen."""
+        """Print only the first error of the server."""
         if not self.has_reported:
             self.has_reported = True
             tqdm.write(sentence, file=sys.stderr)
 
 
 def messages_of(rollout: Rollout) -> list[dict[str, str]]:
-    """Return the dialogue so far; with context_turns, only the turns that a policy would see."""
+    """Return the dialogue so far, without turns that context_turns hides from a policy."""
     trajectory = rollout.trajectory
     context_turns = rollout.config.context_turns
     first = max(0, len(trajectory.turns) + 1 - context_turns) if context_turns else 0

@@ -1,6 +1,6 @@
-"""Requests chat completions from an OpenAI-compatible server that is not trusted.
+"""Requests chat completions from an untrusted OpenAI-compatible server.
 
-This module does not import torch, so a server that cannot be reached is reported within seconds.
+This module must not import torch, so that an unreachable server is reported within seconds.
 """
 
 from configurator import UserError, printable
@@ -17,19 +17,19 @@ from urllib.parse import urlsplit
 from rollout import Reply
 from tools.web import exchange
 
-ATTEMPTS = 5  # how often a request is tried
-PAUSE_S = 1.0  # the pauses between attempts are 1, 3, 7 and 15 times this
-TIMEOUT_S = 120.0  # time limit of one attempt
-PROBE_S = 5.0  # time limit of the first request, which only tests the connection
+ATTEMPTS = 5
+PAUSE_S = 1.0  # pauses between attempts are 1, 3, 7 and 15 times as long
+TIMEOUT_S = 120.0  # of one attempt
+PROBE_S = 5.0  # time limit of the first request
 
 
-@lru_cache  # ask once, although a script reads its command line twice
+@lru_cache  # a script reads its command line twice, but asks once
 def check_server(url: str) -> None:
     """Ask a server for its models, to report a wrong address or key before the slow imports.
 
-    Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP. Any
-        other answer of up to web.MAX_BYTES is accepted, because some servers have no list of
-        models. A server that connects but answers too late may be busy, and is accepted, too.
+    Statuses other than 401 are accepted, because some servers list no models. A late answer is
+    accepted, because the server may be busy.
+    Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP.
     """
     print(f"api_base={url!r}: requesting its list of models", file=sys.stderr, flush=True)
     try:
@@ -53,10 +53,10 @@ def check_server(url: str) -> None:
 def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Reply:
     """Request a chat completion from an OpenAI-compatible server.
 
-    It tries again after errors that may be temporary: no connection, timeouts, 5xx, 408, 429 and
-    malformed replies. It calls `on_fault` with a description of each such error.
-    Returns: a reply with as many tokens as the server counted, but at least one. The first is the
-        whole text, the others are empty. If the request fails, `Reply.error` says why.
+    After a temporary error, the function calls `on_fault` and repeats the request. Such errors are
+    a missing connection, timeouts, 5xx, 408, 429 and malformed replies.
+    Returns: a reply with as many tokens as the server counted: first the whole text, then empty
+        tokens. If the request fails, `Reply.error` says why.
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
     content = json.dumps(body).encode()
@@ -92,7 +92,7 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
 
 
 def request_headers() -> dict[str, str]:
-    """The headers of a request, with the key. Raises: UserError if no header can hold the key."""
+    """The headers of a request, with the key. Raises: UserError if a header cannot hold the key."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # local servers need no key
     if not key.isascii() or not key.isprintable():
         raise UserError("OPENAI_API_KEY must be printable ASCII text without line breaks")
@@ -100,7 +100,7 @@ def request_headers() -> dict[str, str]:
 
 
 def check_key(address: str, status: int, answer: bytes) -> None:
-    """Raise UserError if the status is 401: the key is missing or wrong."""
+    """Raises: UserError if the status is 401, because the key is missing or wrong."""
     if status == 401:
         state = "holds another key" if "OPENAI_API_KEY" in os.environ else "is not set"
         raise UserError(

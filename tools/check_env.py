@@ -5,8 +5,7 @@
     python -m tools.check_env quest:w=2,o=3,q=4
 
 Each check prints a line, and a sentence for each problem. The exit code is 1 if a check fails,
-and 2 if the environment cannot be built. The checks run in a process of their own, so that an
-environment that ends its process is reported, too.
+and 2 if the environment cannot be built.
 """
 
 from configurator import Config, UserError, load_config, printable
@@ -51,17 +50,17 @@ from support.time_limit import EnvError, call_with_timeout
 ROOT = Path(__file__).resolve().parent.parent
 CHECK_SEED = 41  # the seed of training game i is [i, CHECK_SEED]
 SEEDS = range(6)  # the training games that most checks play
-NUM_LOOKS = 4  # games that are played on an instance to compare it with other instances
-NUM_TRAIN = 100  # training games that are compared with those of the evaluation
+NUM_LOOKS = 4  # games on an instance, to compare it with other instances
+NUM_TRAIN = 100  # training games that are compared with the evaluation games
 NUM_PLAYED = 40  # evaluation games that the expert and the random player play
-EXPERT_ACTIONS = 50  # of the expert in a game, at most; it follows plan() or else greedy()
-MAX_TWINS = 0.1  # largest fraction of training games that may look like a game of the evaluation
-MAX_RANDOM = 0.75  # the random player may win at most this many games per win of the expert
-SLOW_STEP_S = 0.1  # seconds; an environment with slower steps that wait should set `blocking`
+EXPERT_ACTIONS = 50  # most actions of the expert, which follows plan(), else greedy()
+MAX_TWINS = 0.1  # largest fraction of training games that may look like an evaluation game
+MAX_RANDOM = 0.75  # largest number of wins of the random player per win of the expert
+SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless `blocking` is set
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
 TEXT_LIMIT_S = 10.0  # seconds for a step with one of ODD_TEXTS
-POLL_S = 0.2  # seconds between two tests whether the process of the checks still runs
+POLL_S = 0.2  # seconds between tests whether the process still runs
 ODD_TEXTS = (  # texts that must not raise an error in step()
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
     *("0", "-1", "1e999", "nan", "9" * 10_000, "None", "True", "[]", "{}", "()", "''", '"', "\\"),
@@ -122,7 +121,7 @@ def subject_of(spec: str, config: Config) -> Subject:
 def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
     """Run all checks in a new process, because the environment may end its process.
 
-    Returns: the findings, and the notes of the subject. Raises: as `check_environment`."""
+    Raises: as `check_environment`."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=send_findings, args=(subject, writer))
@@ -158,7 +157,7 @@ def receive(reader: Connection, process: BaseProcess) -> Any:
 
 
 def send_findings(subject: Subject, writer: Connection) -> None:
-    """Run all checks, and send the name of each stage, each finding, and the notes to a pipe."""
+    """Run all checks, and send stages, findings and notes to a pipe."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent process handles Ctrl-C
     try:
         check_environment(subject, writer.send)
@@ -170,10 +169,9 @@ def send_findings(subject: Subject, writer: Connection) -> None:
 def check_environment(
     subject: Subject, report: Callable[[str | Finding], object] = lambda _: None
 ) -> list[Finding]:
-    """Run all checks and return the findings. At the end, restore the global random generators.
+    """Run all checks and return the findings.
 
-    Args: report: is called with each finding, and before each stage with words such as "it was
-        built".
+    Args: report: called with each finding, and before each stage with words such as "it was built".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []
@@ -216,12 +214,12 @@ def is_over(env: Env) -> bool:
 
 
 def action_rng(seed: int) -> np.random.Generator:
-    """Return the random generator of the players. The 1 separates it from that of the instance."""
+    """Return the players' random generator. The 1 separates it from the instance's generator."""
     return np.random.default_rng([seed, CHECK_SEED, 1])
 
 
 def random_action(env: Env, rng: np.random.Generator) -> str:
-    """Return a random action; without a random player, the next action of the plan."""
+    """Return a random action. An environment without a random player follows its plan."""
     if missing_method(env, "random"):
         return [*env.plan(1, env.actions_left), "no action"][0]
     return env.random(1, rng)[0]
@@ -237,9 +235,9 @@ class Seen(NamedTuple):
 def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iterator[Seen]:
     """Play a training game at random and yield what it shows, first the opening observation.
 
-    Args: asks: whether to call observe, statements and plan before each step, too."""
+    Args: asks: whether to call observe, statements and plan before each step."""
     rng = action_rng(seed)
-    draw_instance.cache_clear()  # so that the instance is drawn again
+    draw_instance.cache_clear()  # forces a new draw of the instance
     yield Seen(env.reset([seed, CHECK_SEED], member=member), "")
     for _ in range(env.max_actions):
         if is_over(env):
@@ -262,7 +260,7 @@ def digest(subject: Subject) -> str:
 
 
 def compare(reason: str, seed: int, expected: list, got: list) -> list[str]:
-    """Return a sentence on the first difference between two logs of one game; [] if none."""
+    """Return a sentence on the first difference between two logs of a game; [] if equal."""
     for before, after in zip_longest(expected, got, fillvalue="the end"):
         if before != after:
             return [f"{reason}: in game {seed}, {show(before)} became {show(after)}"]
@@ -273,8 +271,8 @@ def compare(reason: str, seed: int, expected: list, got: list) -> list[str]:
 
 
 def check_repeats(subject: Subject) -> list[str]:
-    """Check that a game is the same after other games, while another one is played, and without
-    calls of observe, statements and plan."""
+    """Check that a game does not depend on other games, or on calls of observe, statements and
+    plan."""
     expected = {seed: list(game_log(subject.make(), seed)) for seed in SEEDS}
     problems = []
     env = subject.make()
@@ -351,7 +349,7 @@ def check_splits(subject: Subject) -> list[str]:
 
 
 def appearance(env: Env, instance: tuple) -> tuple:
-    """Return the texts of games on an instance: one that follows the plan, then random ones."""
+    """Return the texts of games on an instance: one follows the plan, the rest are random."""
     texts = []
     for number in range(NUM_LOOKS):
         rng = np.random.default_rng([CHECK_SEED, number])
@@ -366,8 +364,8 @@ def appearance(env: Env, instance: tuple) -> tuple:
 
 
 def check_budget(subject: Subject) -> list[str]:
-    """Check that games end when the actions are used up, pay correct rewards, and accept no action
-    after the end."""
+    """Check that games end with the action budget, pay correct rewards, and accept no action after
+    the end."""
     problems = []
     for limit in sorted({1, 2, subject.max_actions}):
         env = subject.make(limit)
@@ -438,7 +436,7 @@ def try_text(env: Env, text: str) -> tuple[bool, Step]:
 
 
 def check_sentences(subject: Subject) -> list[str]:
-    """Check that `rules()` is equal for all instances, that `statements()` can be found again in a
+    """Check that `rules()` is equal for all instances, that `statements()` can be found in a
     thought, and that `why_lost()` returns a text."""
     episode = Episode(subject.make(), Config())
     env = episode.env
@@ -542,7 +540,7 @@ def wins_game(env: Env, choose: Callable[[Env], str]) -> bool:
 
 
 def is_random(subject: Subject) -> bool:
-    """Whether games are random: equal actions give different games in the members of a group."""
+    """Whether equal actions give different games in the members of a group."""
     for seed in SEEDS:
         logs = set()
         for member in range(4):

@@ -6,10 +6,9 @@
     python -m tools.compare out/a* vs out/b* --threshold=80  # costs of reaching 80 % success
     python -m tools.compare out/a* vs out/b* --out=out/a_b   # a_b.md, .csv, .png and .pdf in out/
 
-An arm is one method: finished runs whose settings differ in the seed alone. All arms must be scored
-on the same prompts. Without --out the files are out/comparisons/A_vs_B.md, .csv, .png and .pdf.
-
-The 95 % intervals are over prompts and seeds, see support/statistics.py.
+An arm is one method: finished runs that differ only in the seed. All arms must be scored on the
+same prompts. By default, the command writes out/comparisons/A_vs_B.md, .csv, .png and .pdf. The
+95 % intervals are over prompts and seeds (support/statistics.py).
 """
 
 from configurator import UserError, printable, read_option
@@ -26,9 +25,9 @@ OPTIONS = {"threshold": float, "out": str}
 class Command(NamedTuple):
     """A parsed command line."""
 
-    groups: list[list[Path]]  # the folders of the runs of each arm
-    threshold: float | None  # per cent; None: what `highest_shared_level` returns
-    out: str  # path of the files without their endings; "" for out/comparisons/A_vs_B
+    groups: list[list[Path]]  # the runs of each arm
+    threshold: float | None  # success in per cent; None: `highest_shared_level`
+    out: str  # path without endings; "" for out/comparisons/A_vs_B
     left_out: list[str]  # arguments that are files
 
 
@@ -82,8 +81,8 @@ from tools.plotting.tables import difference, markdown, rate, short_commit
 from tools.viewer.curves import draw_arms, shared_players
 
 ENDINGS = (".md", ".csv", ".png", ".pdf")
-LONGEST_STEM = 120  # characters of the default file name A_vs_B, at most
-LEVEL_STEP = 5  # per cent; the default threshold is a multiple of it
+LONGEST_STEM = 120  # characters of the name A_vs_B
+LEVEL_STEP = 5  # per cent; the default threshold is a multiple of 5
 LEGEND = """\
 Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,
 parentheses hold the result of each seed. With few seeds, an interval cannot show that other seeds
@@ -157,7 +156,7 @@ def prompts_of(run: TrainedRun) -> tuple:
 
 
 def highest_shared_level(arms: Sequence[Arm]) -> float:
-    """Return the highest multiple of 5 % success that every run reaches, in per cent."""
+    """Return the success in per cent that every run reaches, rounded down to a multiple of 5."""
     best = min(best_success(run) for arm in arms for run in arm.runs)
     return float(int(100 * best / LEVEL_STEP + 1e-9) * LEVEL_STEP)
 
@@ -167,8 +166,7 @@ def best_success(run: TrainedRun) -> float:
 
 
 def cost_to(arm: Arm, threshold: float) -> Cost:
-    """Return the CPU seconds and sampled tokens of each seed up to its first evaluation with at
-    least `threshold` % success. Seeds that never reach it are left out."""
+    """Return the costs up to `threshold` % success, for the seeds that reach this success."""
     cost = Cost([], [])
     for run in arm.runs:
         for evaluation in run.evaluations.values():
@@ -201,7 +199,7 @@ def report(arms: Sequence[Arm], threshold: float, picture: str) -> str:
 
 
 def cell(value: object) -> str:
-    """Return a value as text for a table, with its Markdown and HTML escaped."""
+    """Return a value as text, with Markdown and HTML escaped."""
     text = html.escape(printable(str(value), limit=200), quote=False)
     for mark in "\\|*_`[]":
         text = text.replace(mark, f"\\{mark}")
@@ -222,7 +220,7 @@ def success_lines(env: str, arms: Sequence[Arm]) -> list[str]:
 
 
 def difference_lines(env: str, arms: Sequence[Arm]) -> list[str]:
-    """Return the success of each later arm minus that of the first, and which is better."""
+    """Return lines that compare each later arm with the first arm."""
     first, *others = arms
     lines = []
     for arm in others:
@@ -300,7 +298,7 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
     if any(run.earlier for arm in arms for run in arm.runs):
         changes = []
         for arm in arms:
-            run = arm.runs[0]  # all seeds of an arm have the same changes of settings
+            run = arm.runs[0]  # all seeds of an arm have the same changes
             changes.append(cell("; ".join(describe_earlier(run.earlier, run.config)) or "none"))
         lines.append(["changed on the way", *changes])
     commits = []
@@ -314,8 +312,8 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
 
 
 def code_lines(arms: Sequence[Arm]) -> list[str]:
-    """Return a table of the files whose uncommitted changes differ between runs, and say where all
-    changes are saved; [] for no changes."""
+    """Return a table of files whose uncommitted changes differ between runs, and a list of the
+    saved diffs; [] without changes."""
     runs = [run for arm in arms for run in arm.runs]
     if all(run.code_diff == "" for run in runs):
         return []

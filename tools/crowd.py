@@ -1,12 +1,11 @@
-"""The crowd: scripted players of grid worlds. The tiny base model is pretrained on their games.
+"""The crowd: scripted players of FrozenLake and Sokoban.
 
-The corpus holds games of good and bad players, as web text does. Three players look one step ahead
-at most, the fourth plans:
+The tiny base model is pretrained on games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
 - careful: like greedy, but avoids neighbouring holes and pushing a box into a corner.
-- planner: follows the optimal plan for a limit of 1 to 3 actions, drawn in each turn
-  (worlds/planners.py).
+- planner: follows the optimal plan (worlds/planners.py) for a limit of 1 to 3 actions, drawn in
+  each turn.
 
     python -m tools.crowd config/frozenlake_ppo.py              # the success of each player
     python -m tools.crowd config/sokoban_ppo.py --samples=16
@@ -33,15 +32,15 @@ from worlds.sokoban_rooms import manhattan_distance
 SEED_CROWD = 15  # separates the random streams of this file from others
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MAX_RANDOM_SHARE = 0.2  # each game draws its share of random turns between 0 and this
-LONGEST_PLAN = 3  # in actions; longer plans take long to compute on slippery ice
+MAX_RANDOM_SHARE = 0.2  # largest share of random turns that a game draws
+LONGEST_PLAN = 3  # actions; longer plans are slow to compute on slippery ice
 
-# The cost of a move. Costs are compared as tuples; the lowest is best.
+# The cost of a move. The parts are compared in order.
 Cost = tuple[float, ...]
 
 
 class Player(NamedTuple):
-    """Who plays a game, and how often with random actions."""
+    """A scripted player."""
 
     name: str
     errors: float = 0.0  # probability that a turn has random actions
@@ -50,7 +49,7 @@ class Player(NamedTuple):
 def draw_player(rng: np.random.Generator, planners: float) -> Player:
     """Draw the player of a game and its share of random turns.
 
-    Args: planners: probability that the planner plays, 0 to 1."""
+    Args: planners: probability that the planner plays."""
     name = "planner"
     if rng.random() >= planners:
         name = str(rng.choice(list(SHARES), p=list(SHARES.values())))
@@ -58,8 +57,8 @@ def draw_player(rng: np.random.Generator, planners: float) -> Player:
 
 
 def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> str:
-    """Return a reply for the present turn: a true thought, and the player's actions or, with
-    probability `player.errors`, random actions."""
+    """Return a reply: a true thought and the player's actions. With probability `player.errors`,
+    the actions are random."""
     name = "random" if rng.random() < player.errors else player.name
     actions = turn_actions(name, episode, rng)
     thought = " ".join(episode.env.statements())
@@ -67,7 +66,7 @@ def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> s
 
 
 def turn_actions(player: str, episode: Episode, rng: np.random.Generator) -> list[str]:
-    """Return the actions of a player for the present turn: at most a random number of them."""
+    """Return a player's actions for this turn, with a random limit on their number."""
     config = episode.config
     most = min(config.actions_per_turn, episode.env.actions_left)
     count = int(rng.integers(1, most + 1))
@@ -78,7 +77,7 @@ def turn_actions(player: str, episode: Episode, rng: np.random.Generator) -> lis
 def choose_actions(
     player: str, env: Grid, count: int, turns_left: int, rng: np.random.Generator
 ) -> list[str]:
-    """Return the actions of a player for one turn: at most `count`, at least one."""
+    """Return 1 to `count` actions of a player for one turn."""
     actions = []
     if player == "planner":
         actions = env.plan(min(count, LONGEST_PLAN), turns_left)
@@ -90,9 +89,9 @@ def choose_actions(
 
 
 def step_by_step(env: Grid, count: int, choose: Callable[[Grid], str]) -> list[str]:
-    """Return up to `count` actions, chosen one after the other as if no move slipped."""
+    """Choose up to `count` actions one by one, as if no move slipped."""
     scratch = copy.copy(env)
-    scratch.rng = np.random.default_rng(0)  # so the game's own random numbers are not used up
+    scratch.rng = np.random.default_rng(0)  # leaves the generator of the game untouched
     if isinstance(scratch, FrozenLake):
         scratch.success_rate = 1.0
     actions = []
@@ -103,7 +102,7 @@ def step_by_step(env: Grid, count: int, choose: Callable[[Grid], str]) -> list[s
 
 
 def careful(env: Grid, rng: np.random.Generator) -> str:
-    """Return the move of the careful player: a random one of those with the lowest cost."""
+    """Return a random move among the moves with the lowest cost."""
     cost_of = lake_cost if isinstance(env, FrozenLake) else sokoban_cost
     costs = [cost_of(env, index) for index in range(4)]
     best = [index for index in range(4) if costs[index] == min(costs)]
@@ -111,8 +110,8 @@ def careful(env: Grid, rng: np.random.Generator) -> str:
 
 
 def lake_cost(env: FrozenLake, index: int) -> Cost:
-    """Return whether the move enters a hole, and the distance to the goal after the move plus 1 for
-    each hole into which the player may slip."""
+    """Return the cost of a move: whether it enters a hole, then the distance to the goal plus the
+    number of holes into which the player may slip."""
     ahead, *sides = [lake_neighbour(env.size, env.player, (index + i) % 4) for i in (0, -1, 1)]
     slips = sum(side in env.holes for side in sides)
     distance = manhattan_distance(env.size, ahead, env.goal)
@@ -120,7 +119,7 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return whether the move leaves a box in a corner, and the cost that `greedy` compares."""
+    """Return the cost of a move: whether a box is stuck, then the cost that `greedy` compares."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:
@@ -130,7 +129,7 @@ def sokoban_cost(env: Sokoban, index: int) -> Cost:
 
 
 def in_corner(env: Sokoban, cell: int) -> bool:
-    """Whether a box can never leave this cell: a wall is above or below, and one beside it."""
+    """Whether a box is stuck here: walls are above or below, and to the left or right."""
     up, down, left, right = (cell + delta not in env.floor for delta in env.deltas)
     return (up or down) and (left or right)
 
@@ -152,7 +151,7 @@ def play_crowd(player: str, config: Config, samples: int) -> np.ndarray:
 
 
 class CrowdPlayer:
-    """Answers for `rollout.play` as a player of the crowd, with empty thoughts."""
+    """Replies for `rollout.play` as a player of the crowd, with empty thoughts."""
 
     def __init__(self, player: str, rng: np.random.Generator):
         self.player = player

@@ -1,11 +1,9 @@
-"""Scripted players whose dialogues SFT imitates, and files of such demonstrations.
+"""Demonstrations for SFT: games of scripted players, and files of games.
 
-The thoughts are true sentences about the state. `sft_player` chooses who plays:
-- shortest: it follows a shortest path (`Env.demonstrate`), mostly with one action a turn. It does
-  not show what RL should find out, such as the danger of slipping.
-- planner: it is optimal under the limits of turns and actions (`Env.plan`).
-- crowd: the players of the pretraining corpus, good and bad ones (tools/crowd.py). Only for grid
-  worlds.
+The thoughts are true sentences about the state. The setting `sft_player` selects the player:
+- shortest: follows a shortest path (`Env.demonstrate`), mostly with one action a turn.
+- planner: plays optimally under the limits of turns and actions (`Env.plan`).
+- crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """
 
 from configurator import Config, SftConfig, UserError, describe_line_error, printable
@@ -27,21 +25,20 @@ from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
 
 SEED_DEMOS = 11  # separates the random streams of this file from others
-COMMIT_ONE = 0.75  # probability that a turn has one action; two: 19 %, more: 6 %
+COMMIT_ONE = 0.75  # probability that a turn of `shortest` has one action
 
 
 def recite(
     chat: Chat, rollout: Rollout, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play a rollout, already reset, with scripted replies.
+    """Play a reset rollout with scripted replies.
 
-    Returns: the trajectory, with the tokens of the replies.
     Raises: UserError if the environment fails."""
 
     def player(rollout: Rollout) -> Reply | None:
         prompt = rollout.next_prompt(chat)
         trajectory = rollout.trajectory
-        # With context_turns, the prompt contains the earlier turns, and needs room for a reply.
+        # With context_turns, the prompt contains the earlier turns and needs room for a reply.
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
             return None
@@ -63,10 +60,10 @@ def num_demonstrations(config: SftConfig) -> int:
 
 
 def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
-    """Play demonstration number `index`. Each index has its own instance.
+    """Play demonstration number `index`.
 
-    With probability `sft_noise`, a turn has a random number of random actions, except in the first
-    fraction `sft_clean` of the demonstrations. The crowd ignores both settings.
+    A turn is random with probability `sft_noise`, except in the first fraction `sft_clean` of the
+    demonstrations and for the crowd.
 
     Raises: UserError if the environment does not have the player `sft_player`."""
     path = (config.seed, SEED_DEMOS, index)
@@ -76,8 +73,7 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     rollout.reset("train")
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
-    # numpy gives the seeds [a, b] and [a, b, 0] the same stream. The 1 keeps this stream apart from
-    # the one that draws the instance.
+    # The 1 separates this stream from the stream of the instance. numpy would ignore a 0.
     rng = np.random.default_rng([*path, 1])
     if config.sft_player == "crowd":
         write = partial(crowd_reply, episode, draw_player(rng, config.sft_planners), rng)
@@ -94,12 +90,11 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
     """Return the demonstrations with these indices, except those that fail or have too many tokens.
 
-    A demonstration fails if its environment does. It would fail again after each restart, because
-    all random numbers are seeded. One failure among several demonstrations is always allowed,
-    unless max_error_frac is 0.
+    One failure among several demonstrations is allowed, unless max_error_frac is 0. A failure is
+    seeded, so a restart would only repeat it.
 
-    Raises: UserError with the first fault if more than the fraction max_error_frac fail, or if none
-        is left."""
+    Raises: UserError with the first fault if more than the fraction max_error_frac fail, or if no
+        demonstration is left."""
     demonstrations = []
     faults = []
     for index in indices:
@@ -120,7 +115,7 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
 
 
 def describe_cuts(demonstrations: Sequence[Trajectory]) -> str:
-    """Say how many demonstrations or replies were cut by a limit on tokens; "" for none."""
+    """Say how many demonstrations or replies a limit on tokens cut off; "" for none."""
     num_games = sum(trajectory.status == "out_of_tokens" for trajectory in demonstrations)
     turns = [turn for trajectory in demonstrations for turn in trajectory.turns]
     num_replies = sum(bool(turn.record and turn.record.cut_by) for turn in turns)
@@ -145,7 +140,7 @@ def print_cuts(demonstrations: Sequence[Trajectory]) -> None:
 
 
 def check_player(env: Env, player: str) -> None:
-    """Check that the environment has a player. Raises: UserError if it does not."""
+    """Raises: UserError if the environment does not have the player."""
     if player == "crowd" and not isinstance(env, Grid):
         raise UserError(
             f"sft_player=crowd plays frozenlake and sokoban, got env={env.spec!r}; "
@@ -155,8 +150,8 @@ def check_player(env: Env, player: str) -> None:
 
 
 def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> str:
-    """Return a reply for the present turn: a true thought, and the player's actions or, with
-    probability `noise`, random actions."""
+    """Return a reply: a true thought and the player's actions. With probability `noise`, the
+    actions are random."""
     config = episode.config
     env = episode.env
     most = min(config.sft_actions, config.actions_per_turn, env.actions_left)
@@ -176,7 +171,7 @@ def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> 
 
 
 def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
-    """Return a trajectory without the last turns that do not fit into the context.
+    """Drop the last turns of a trajectory that do not fit into the context.
 
     Raises: UserError if a reply is longer than max_response_tokens, or if no turn fits."""
     longest = max(len(turn.response_ids) for turn in trajectory.turns)
@@ -203,9 +198,9 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 
 
 def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
-    """Write the demonstrations of a run with these settings as lines of JSON.
+    """Write the demonstrations of these settings as lines of JSON. Returns: their number.
 
-    The lines of eval.py --jsonl have the same keys, and more. Returns: the number of lines."""
+    The lines of eval.py --jsonl have the same keys, and more."""
     demonstrations = demonstrations_at(config, chat, range(num_demonstrations(config)))
     with replace_file(path) as file:
         for trajectory in demonstrations:
@@ -227,14 +222,10 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 
 @lru_cache(maxsize=1)
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
-    """Read a file of demonstrations as tokens. With the tokenizer of the export, these are the
-    original tokens.
+    """Read a file of demonstrations, and tokenize the games.
 
-    Prints how many games were not won, and whether they are left out (sft_lost=False).
-
-    Raises: UserError if a line is no demonstration, has too many tokens, or is a game of an
-        evaluation (unless sft_eval_games=True); it names the first such line. UserError if no game
-        is left."""
+    Raises: UserError for the first line that is no demonstration, has too many tokens, or is a game
+        of an evaluation (unless sft_eval_games=True). UserError if no game is left."""
     if not Path(path).is_file():
         raise UserError(f"sft_file={path!r} is not a file")
     games = []
@@ -262,7 +253,7 @@ def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajec
 
 
 def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list[Trajectory]:
-    """Return the games to imitate. Print how many were not won, and whether they are left out.
+    """Return the games to imitate, and print how many games were not won.
 
     Raises: UserError if no game is left."""
     won = [game for game in games if game.success]
@@ -281,7 +272,7 @@ def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     """Return the trajectory of one line. A reply that was cut off gets no end-of-turn token.
 
     Raises: LookupError or TypeError for another kind of record."""
-    # Older files do not name the split. If they name a policy or player, eval.py wrote them.
+    # Older files do not name the split. If they name a policy, eval.py wrote them.
     split = record.get("split", "eval" if "policy" in record else "train")
     trajectory = Trajectory(
         tuple(record["seed"]),

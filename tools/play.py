@@ -4,8 +4,8 @@
     python -m tools.play sokoban --seed=3 --expert       # watch the optimal player, or --random
     python -m tools.play config/quest_ppo.py --max_turns=9      # with the settings of a run
 
-Type actions, such as: Down || Right. An unknown action costs nothing here: you are asked again.
-A line with "<" is sent as the whole reply, with its tags.
+Type actions, such as: Down || Right. After an unknown action you are asked again. A line with "<"
+is sent as the whole reply, with its tags.
 """
 
 from configurator import Config, UserError, load_config, printable
@@ -53,8 +53,7 @@ def main(argv: list[str]) -> None:
 def parse_command(argv: list[str]) -> tuple[Config, str, dict[str, str]]:
     """Read the command line.
 
-    Returns: the settings; the player of `reference_actions`, "" if a human plays; where each
-        setting was given.
+    Returns: settings; player of `reference_actions`, "" for a human; where each setting was given.
     Raises: UserError for an argument that is not legal."""
     players = [PLAYERS[arg] for arg in argv if arg in PLAYERS]
     envs = [arg for arg in argv if not arg.startswith("-") and not arg.endswith(".py")]
@@ -75,7 +74,7 @@ def parse_command(argv: list[str]) -> tuple[Config, str, dict[str, str]]:
 
 
 def show(text: str) -> None:
-    """Print a text of an environment with its line breaks; other control characters are escaped."""
+    """Print a text. Control characters other than line breaks are escaped."""
     print(printable(text, limit=MAX_SHOWN, keep="\n"))
 
 
@@ -83,7 +82,7 @@ def show(text: str) -> None:
 
 
 def ask_human(rollout: Rollout) -> Reply | None:
-    """Read a reply from the terminal. Returns: None at the end of the input."""
+    """Read a reply from the terminal; None at the end of the input."""
     config = rollout.config
     env = rollout.episode.env
     show(f"\n{rollout.user}")
@@ -105,8 +104,8 @@ def ask_human(rollout: Rollout) -> Reply | None:
 
 
 def find_mistake(env: Env, actions: list[str]) -> str:
-    """Return which typed action the environment would refuse, and what is legal; "" if none."""
-    # Without a list of actions, legality depends on the state. So only the first action is checked.
+    """Say which typed action is illegal, and what is legal; "" if no action is illegal."""
+    # Without a list of actions, legality depends on the state, so only the first is checked.
     checked = actions if env.actions else actions[:1]
     refused = [action for action in checked if not env.is_legal(action)]
     if not refused:

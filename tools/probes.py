@@ -1,4 +1,4 @@
-"""Measures how well a model plays held-out instances during SFT, for tools/sft.py."""
+"""Measures during SFT how well a model plays held-out instances, for tools/sft.py."""
 
 from configurator import Config
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dialogue import Chat
 from engine import make_engine
-from rollout import collect, without_errors
+from rollout import check_errors, collect
 from support.scores import summarize
 
 SEED_PROBE = 13  # separates the random streams of this file from others
@@ -21,11 +21,11 @@ PROBE_KEYS = (
 
 
 def probe(model, chat: Chat, config: Config) -> dict[str, float]:
-    """Let the model play the config's held-out instances, at eval_temperature and at temperature 1.
+    """Let the model play held-out instances at eval_temperature and at temperature 1.
 
     Returns: the metrics of PROBE_KEYS at each temperature. Entropy is the mean -log p of the
         sampled tokens, in nats."""
-    # Always the torch engine: one process cannot start a vLLM for each probe.
+    # Always the torch engine, because one process cannot start a vLLM for each probe.
     engine = make_engine(replace(config, engine="torch"), model, chat)
     starts = [((i,), 0) for i in range(config.eval_size)]
     report = {}
@@ -39,7 +39,7 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
             temperature=temperature,
             noise_seed=(config.seed, SEED_PROBE),
         )
-        without_errors(trajectories, config)  # raises if too many games fail; a few count as lost
+        check_errors(trajectories, config)
         logprobs = [logprob for t in trajectories for logprob in t.rollout_logprobs]
         metrics = summarize(trajectories)
         metrics["entropy"] = -sum(logprobs) / len(logprobs)

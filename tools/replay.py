@@ -2,10 +2,9 @@
 
     python -m tools.replay out/frozenlake_ppo --record=out/frozenlake_ppo/eval_final.jsonl
 
-A record is a file of trajectories that a run or eval.py --jsonl wrote. Replay needs no model: the
-replies and the entropy are those of the record. The command fails if a new trajectory differs from
-the recorded one.
---json, --jsonl and --against work as in eval.py.
+A record is a file of trajectories that a run or eval.py --jsonl wrote. Replay needs no model,
+because the record holds the replies. The command fails if a new trajectory differs from the
+recorded trajectory. --json, --jsonl and --against work as in eval.py.
 """
 
 from configurator import Config, UserError, printable
@@ -47,7 +46,7 @@ from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
 from support.time_limit import is_time_out
 
-RECORD = {  # keys and types of a line of the record, see support/json_shapes.py
+RECORD = {  # keys and types of a line, see support/json_shapes.py
     "env": str,
     "seed": [int],
     "member": int,
@@ -64,7 +63,7 @@ RECORD = {  # keys and types of a line of the record, see support/json_shapes.py
     "entropy": ((float, None), ...),
 }
 
-# keys of a turn that older records do not have
+# keys that turns of older records lack
 NEW_FACTS = ("moves", "faults", "out_of_actions", "cut_by", "false_statements", "why_lost")
 
 
@@ -74,16 +73,16 @@ def main(argv: list[str]) -> None:
 
 
 def replayed_rows(job: Job) -> Iterator[Row]:
-    """Play every trajectory of the record again, and yield a row of scores for each environment,
-    policy and evaluation in the record.
+    """Play every recorded trajectory again. Yield a row of scores for each environment, policy and
+    evaluation.
 
-    Raises: UserError if the record has games of an environment that is not scored. After the last
-        row, UserError if a trajectory differs from its record or cannot be compared with it."""
+    Raises: UserError if the record has games of an environment that is not scored. UserError after
+        the last row if a trajectory differs from its record."""
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
-    num_seen = Counter()  # game -> how often it occurred so far: once in each evaluation
+    num_seen = Counter()  # game -> how often it occurred so far; an evaluation plays it once
     different = []
-    late = []  # differing games that exceeded the time limit, in the record or now
+    late = []  # differing games with a time-out in the record or now
     for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])
@@ -124,7 +123,7 @@ def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
     records = []
     for record in read_records(path, RECORD):
         records.append({"policy": "recorded", "entropy": None, **record})
-        # `env` may name a file of code, and a record must not make this command run code.
+        # `env` may name a Python file. A record must not make this command run code.
         if record["env"] not in legal_envs:
             raise UserError(
                 f"{path} has games of {record['env']!r}; add --env={record['env']} to play these"
@@ -133,7 +132,7 @@ def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
 
 
 def differs(record: dict, played: dict) -> bool:
-    """Whether a game that was played again differs from its record."""
+    """Whether a replayed game differs from its record."""
     facts = {key: value for key, value in played.items() if key != "turns"}
     if "split" not in record:  # an older record
         del facts["split"]
@@ -148,7 +147,7 @@ def differs(record: dict, played: dict) -> bool:
 
 
 def replay(config: Config, record: dict) -> Trajectory:
-    """Play a recorded trajectory again, and return the new trajectory."""
+    """Play a recorded trajectory again."""
     settings = reference_settings(config).get(record["policy"], config)
     settings = replace(settings, env=record["env"])
     rollout = Rollout(make_episode(settings), record["seed"], member=record["member"])

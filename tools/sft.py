@@ -5,13 +5,12 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
---export writes demonstrations and does not train. The example above writes 400 (25 steps of 16).
---sft_file trains on such a file. The example trains on each of the 400 eight times.
+--export writes demonstrations and does not train. The example writes 400: 25 steps of 16.
+--sft_file trains on such a file.
 
-The demonstrations are games in the config's environment, or those of a file. Generated ones depend
-only on the settings and on their index, not on the number of processes. The processes share a
-step and add up their gradients. An interrupted run continues from out_dir, by default out/NAME_sft
-for config/NAME.py. The model plays held-out instances to measure its success.
+Without --sft_file, scripted players generate the demonstrations. With torchrun, the processes share
+each step. An interrupted run continues from out_dir, by default out/NAME_sft for config/NAME.py.
+The model plays held-out instances to measure its success.
 """
 
 from configurator import SftConfig, UserError, load_config
@@ -95,7 +94,7 @@ from tools.demonstrations import (
 from tools.probes import probe
 
 WARMUP_STEPS = 20
-MIN_VALID_FRAC = 0.5  # a smaller fraction of valid replies after training prints a warning
+MIN_VALID_FRAC = 0.5  # with fewer valid replies after training, a warning is printed
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # lines that report the progress of a run
 # Types of the sums and lists in a checkpoint; see support/json_shapes.py.
@@ -129,7 +128,7 @@ def main(argv: list[str]) -> None:
 
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:
-    """Return the command for RL from the model of a run, with the same settings."""
+    """Return the command for RL from the trained model, with the same settings."""
     ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
     shared = [argument for argument in argv if not argument.startswith(ours)]
     return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])
@@ -137,11 +136,10 @@ def rl_command(argv: Sequence[str], config: SftConfig) -> str:
 
 @contextmanager
 def open_run(config: SftConfig) -> Iterator[Saver]:
-    """Lock the folder of a run and yield the saver of its checkpoints. At the end, wait until they
-    are written.
+    """Lock the folder of a run and yield the saver of its checkpoints.
 
     Raises: UserError if another process uses the folder, or if a step has fewer demonstrations than
-        there are processes."""
+        processes."""
     ranks = parallel.world_size()
     if config.sft_batch_size < ranks:
         raise UserError(
@@ -189,7 +187,7 @@ def make_policy(config: SftConfig, model) -> Policy:
 def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> None:
     """Add a row to curve.jsonl and print it.
 
-    Args: step: number of finished steps; totals: see TOTALS; measured: metrics from `probe`."""
+    Args: step: finished steps; totals: see TOTALS; measured: from `probe`."""
     row = {"step": step}
     for key in ("tokens", "response_tokens", "cpu_s"):
         row[key] = totals[key]
@@ -202,7 +200,7 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
 
 
 def describe(row: dict) -> str:
-    """Return a line with the metrics of a row that SHOWN selects."""
+    """Return a line with the metrics that SHOWN selects."""
     shown = {key: value for key, value in row.items() if key.startswith(SHOWN)}
     numbers = " | ".join(f"{key} {value:.3f}" for key, value in shown.items())
     return f"step {row['step']}: {numbers} (curve.jsonl has more)"
@@ -211,7 +209,7 @@ def describe(row: dict) -> str:
 def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]) -> str:
     """Return a warning with advice if few replies are valid after training; "" if enough are.
 
-    Args: measured: metrics from `probe`; sources: where each setting was given."""
+    Args: measured: from `probe`; sources: where each setting was given."""
     valid_frac = measured[f"valid_frac_T{config.eval_temperature:g}"]
     if valid_frac >= MIN_VALID_FRAC:
         return ""
@@ -226,7 +224,7 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return `demonstrations_of` in packs. A pack is the input of one forward and backward pass."""
+    """Return `demonstrations_of` in packs, one for each forward and backward pass."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
@@ -235,7 +233,7 @@ def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]
 
 
 def demonstrations_of(config: SftConfig, chat: Chat, step: int) -> list[Trajectory]:
-    """Return the demonstrations from which this process learns in a step."""
+    """Return the demonstrations of this process in a step."""
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     num_different = config.sft_demos or sys.maxsize
     indices = [(step * config.sft_batch_size + i) % num_different for i in mine]
@@ -258,11 +256,11 @@ def imitate(
 ) -> None:
     """Train a policy to minimise the mean of -log p over the response tokens.
 
-    The model computes in the type of the setting `dtype`, with float32 weights.
+    The weights are float32, and the model computes in `dtype`.
 
     Args:
         packs_at: returns the packs of this process for a step, see `packs_of`.
-        saver: writes the checkpoints, and names their folder; None for no checkpoints.
+        saver: writes the checkpoints; None for no checkpoints.
         report: called with (finished steps, totals) every `eval_every` steps and at the end.
     Raises: UserError if the loss is not finite."""
     steps = config.sft_steps
@@ -308,9 +306,9 @@ def imitate(
 
 
 class Lines:
-    """Prints lines about the progress of a run, because log files show no progress bar.
+    """Prints progress as lines, because log files show no progress bar.
 
-    Args: first: steps that were finished when this process began; steps: all steps of the run."""
+    Args: first: finished steps at the start of this process; steps: all steps of the run."""
 
     def __init__(self, first: int, steps: int):
         self.first = first
@@ -319,9 +317,7 @@ class Lines:
         self.start_time = time.perf_counter()
 
     def write(self, finished: int, loss: float) -> None:
-        """Print a line after every `self.every` steps and at the end.
-
-        Args: finished: finished steps; loss: of the last step."""
+        """Print a line after every `self.every` steps and at the end."""
         if finished % self.every and finished != self.steps:
             return
         elapsed_s = time.perf_counter() - self.start_time
@@ -351,9 +347,9 @@ def backward(
     num_response_tokens: Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Compute the gradients of a step, summed over the ranks.
+    """Compute the gradients of a step, summed over the ranks, and return the loss, ().
 
-    Args: dtype: the type of the forward pass. Returns: the loss of the step, ()."""
+    Args: dtype: of the forward pass."""
     device = next(policy.parameters()).device
     loss = torch.zeros(())
     for trajectories in packs:
@@ -368,7 +364,7 @@ def backward(
 
 
 def optimizer_step(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
-    """Step all optimizers. Args: factor: what their learning rates are multiplied by."""
+    """Step all optimizers. Args: factor: multiplies the learning rates."""
     for optimizer in optimizers:
         optimizer.param_groups[0]["lr"] = factor * optimizer.defaults["lr"]
         optimizer.step()
@@ -382,8 +378,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def training_state(policy: Policy, optimizers: list[torch.optim.Optimizer]) -> dict[str, dict]:
-    """Return the tensors that training changes: the weights, by name, and the moments of each
-    optimizer, by index of the parameter."""
+    """Return the trained weights by name, and the moments of each optimizer by parameter index."""
     state: dict[str, dict] = {"weights": trainable_parameters(policy)}
     for number, optimizer in enumerate(optimizers):
         moments = optimizer.state_dict()["state"]
@@ -394,9 +389,8 @@ def training_state(policy: Policy, optimizers: list[torch.optim.Optimizer]) -> d
 def load_state(
     folder: Path, policy: Policy, optimizers: list[torch.optim.Optimizer]
 ) -> tuple[int, dict]:
-    """Load weights and moments from a checkpoint.
+    """Load weights and moments from a checkpoint. Returns: finished steps; totals, see TOTALS.
 
-    Returns: the number of finished steps; the totals, see TOTALS.
     Raises: UserError if another script wrote the checkpoint."""
     progress = read_json(folder / "state.json", {"step": int, "totals": TOTALS})
     tensors = {}
@@ -419,8 +413,7 @@ def load_state(
 
 
 def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
-    """Return AdamW for all trained weights. If `sft_muon_lr` is not 0, Muon takes the matrices of
-    the transformer blocks."""
+    """Return AdamW. With `sft_muon_lr`, Muon takes the matrices of the transformer blocks."""
     matrices = []
     others = []
     for name, p in trainable_parameters(policy).items():
@@ -431,7 +424,7 @@ def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optim
             others.append(p)
     decay = config.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
-    if others:  # none are left if Muon trains LoRA, which has only matrices
+    if others:  # empty if Muon trains LoRA, which has only matrices
         optimizers.append(
             torch.optim.AdamW(others, lr=config.sft_lr, betas=(0.9, 0.99), weight_decay=decay)
         )
@@ -443,8 +436,8 @@ def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optim
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised (K. Jordan 2024; constants as in torch.optim.Muon).
 
-    It computes in float32. torch.optim.Muon computes in bfloat16, which takes ten times as long on
-    a CPU without bfloat16 instructions."""
+    It computes in float32, because bfloat16 takes ten times as long on a CPU without bfloat16
+    instructions."""
 
     MOMENTUM = 0.95
     NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
@@ -467,7 +460,7 @@ class Muon(torch.optim.Optimizer):
         """Move all singular values of a matrix towards 1, by Newton-Schulz iteration."""
         a, b, c = self.NEWTON_SCHULZ
         is_tall = matrix.shape[0] > matrix.shape[1]
-        x = matrix.T if is_tall else matrix  # so that x @ x.T is as small as possible
+        x = matrix.T if is_tall else matrix  # makes x @ x.T small
         x = x / x.norm().clamp_min(1e-7)
         for _ in range(5):
             square = x @ x.T

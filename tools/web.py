@@ -1,8 +1,7 @@
-"""One HTTP request to a server that is not trusted.
+"""One HTTP request to an untrusted server, with a limit on time and bytes.
 
-The reply has a limit in time and in bytes. A redirect is not followed, because it would carry the
-key of the server to another host. An https server is reached through the proxy of HTTPS_PROXY, if
-any, unless NO_PROXY names the server.
+Redirects are not followed, because a redirect would send the server's key to another host. Requests
+by https use the proxy in HTTPS_PROXY, except for servers in NO_PROXY.
 """
 
 import http.client
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 CONNECT_S = 5.0  # time limit for a connection to one address of the server
-MAX_BYTES = 2**20  # largest body of a reply; chat completions have some thousand bytes
+MAX_BYTES = 2**20  # largest body of a reply
 
 
 def exchange(
@@ -25,9 +24,9 @@ def exchange(
     headers: dict[str, str],
     time_limit_s: float,
 ) -> tuple[int, bytes]:
-    """Send a request and read the reply. Returns: the status code and the body.
+    """Send a request, and return the status code and the body of the reply.
 
-    Args: time_limit_s: for the whole reply. It also ends a reply that arrives byte by byte.
+    Args: time_limit_s: for the whole reply, also if it arrives byte by byte.
     Raises: OSError (TimeoutError included), HTTPException or ValueError without a complete reply.
     """
     connection = _connection(url)
@@ -68,7 +67,7 @@ def _connection(url: str) -> http.client.HTTPConnection:
 
 
 def _shut_down(sock: socket.socket) -> None:
-    """End a read that is under way in another thread."""
+    """End a read in another thread."""
     with suppress(OSError):  # the server may have closed the connection
         sock.shutdown(socket.SHUT_RDWR)
 

@@ -1,1 +1,1 @@
-"""Environments, imported when --env names them, and planners for FrozenLake and Sokoban."""
+"""Environments, and planners for FrozenLake and Sokoban."""

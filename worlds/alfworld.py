@@ -1,7 +1,4 @@
-"""ALFWorld: the text games of ALFWorld, played by the engine that the package `alfworld` uses.
-
-The package is optional and imported when a game begins.
-"""
+"""The text games of ALFWorld, played by the engine that the optional package `alfworld` uses."""
 
 from configurator import UserError
 
@@ -32,11 +29,10 @@ IDLE_VERBS = ("look", "inventory", "examine", "help")  # commands with these ver
 
 
 class ALFWorld(Household):
-    """Games of ALFWorld's data set or, if it is missing, games of `Household` in ALFWorld's format.
+    """Games of ALFWorld's data set, or games of `Household` if there is no data set.
 
-    The data set is read from the folder $ALFWORLD_DATA, by default ~/.cache/alfworld. `part` is
-    train, valid_seen or valid_unseen. The games of a batch step one after another, because the
-    engine does not support threads.
+    The data set is in the folder $ALFWORLD_DATA, by default ~/.cache/alfworld. `blocking` is False,
+    because the engine does not support threads.
     """
 
     runs_programs = True
@@ -56,12 +52,12 @@ class ALFWorld(Household):
         require_package("alfworld", "requirements/alfworld.txt")
         data = os.environ.get("ALFWORLD_DATA", Path.home() / ".cache/alfworld")
         self.folder = Path(data, "json_2.1.1", part)
-        self.repeats = part != "train"  # the other parts have too few games for disjoint splits
+        self.repeats = part != "train"  # only train has enough games for disjoint splits
 
     # ---------- instances
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw ("alfworld", file name); if there is no data set, an instance of `Household`."""
+        """Draw ("alfworld", file name), or an instance of `Household` if there is no data set."""
         names = game_files(self.folder, tuple(GOALS[task] for task in self.tasks))
         if not names:
             return super().draw(rng)
@@ -99,7 +95,7 @@ class ALFWorld(Household):
         return super()._move(command)._replace(effective=changed)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """The plan that ALFWorld's planner finds from the present state."""
+        """Return the plan of ALFWorld's planner from the present state."""
         if self.terminated:
             return ()
         return tuple(self.engine._pddl_state.replan(self.engine._entity_infos))
@@ -122,9 +118,9 @@ class ALFWorld(Household):
 
 @lru_cache
 def game_files(folder: Path, goals: tuple[str, ...]) -> list[str]:
-    """The file names, relative to `folder`, of the games of the task types `goals`.
+    """Return the game files of the task types `goals`, as names relative to `folder`.
 
-    Games with movable receptacles or sliced things are left out: the engine cannot play them.
+    The engine cannot play games with movable receptacles or sliced things, so the list omits them.
     """
     names = []
     for path in sorted(folder.glob("*/*/game.tw-pddl")):
@@ -148,10 +144,7 @@ def read_game(path: Path) -> dict:
 
 
 def start_engine(game: dict):
-    """Load a game.
-
-    Returns: a textworld.envs.PddlEnv. Its things have the names that ALFWorld displays.
-    """
+    """Load a game into a textworld.envs.PddlEnv, with the names that ALFWorld displays."""
     from alfworld.agents.utils.misc import Demangler
     from textworld.envs.pddl.pddl import PddlEnv
 
@@ -167,11 +160,10 @@ def start_engine(game: dict):
 
 @lru_cache
 def cache_engine_functions() -> None:
-    """Cache the results of three slow functions of the engine, and let a fourth copy less.
+    """Cache the results of three slow functions of the engine, and make a fourth copy less.
 
-    Without this, the engine parses its grammar about 50 times per step. On one CPU core, the caches
-    shorten the start of a game from 0.64 s to 0.30 s (0.06 s for further members of a group), and a
-    step from 48 ms to 2 ms. The observations do not change.
+    Without the caches, the engine parses its grammar about 50 times per step. The caches shorten a
+    step from 48 ms to 2 ms on one CPU core, and do not change observations.
     """
     import fast_downward
     from textworld.envs.pddl import textgen
@@ -180,7 +172,7 @@ def cache_engine_functions() -> None:
     parse_grammar = lru_cache(maxsize=None)(textgen._parse_and_convert)
 
     def parse_and_copy(*args, **kwargs):
-        return copy.deepcopy(parse_grammar(*args, **kwargs))  # callers change the result
+        return copy.deepcopy(parse_grammar(*args, **kwargs))  # because callers change it
 
     def copy_context(context: dict) -> dict:
         variables = dict(context["variables"])
@@ -218,7 +210,7 @@ def alfworld_game(instance: tuple) -> dict:
         f"(define (problem one) (:domain alfred) (:objects {' '.join(objects)}) "
         f"(:init {' '.join(facts)})"
     )
-    problem += goal["pddl"].replace("#", "-").format(**words)  # its last ) closes "(define"
+    problem += goal["pddl"].replace("#", "-").format(**words)  # the goal also closes "(define"
     goal_text = goal["templates"][0].format(**words)
     grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", goal_text)
     domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")
@@ -226,7 +218,7 @@ def alfworld_game(instance: tuple) -> dict:
 
 
 def _types(places: list[str], things: list[str]) -> tuple[list[str], list[str]]:
-    """The PDDL objects for the player and all types, and the facts about these objects."""
+    """Return the PDDL objects and facts for the player, the start and all types."""
     place_types = {f"{kind_of(place)}Type" for place in places}
     thing_types = {f"{kind_of(thing)}Type" for thing in things}
     # the PDDL domain mentions these types, so every room must declare them
@@ -266,8 +258,8 @@ def _add_thing(thing: str, place: str, objects: list[str], facts: list[str]) -> 
 
 
 def _mangled(name: str) -> str:
-    """The identifier that ALFWorld displays as `name`: 'mug_bar_1' for 'mug 1'."""
+    """Return the identifier of a thing or place in ALFWorld: 'mug_bar_1' for 'mug 1'."""
     kind, number = name.split()
-    if kind == "sinkbasin":  # ALFWorld displays sink...basin as sinkbasin
+    if kind == "sinkbasin":  # ALFWorld's identifier begins with sink
         return f"sink_bar_{number}_bar_{kind}"
     return f"{kind}_bar_{number}"

@@ -13,7 +13,7 @@ class Bandit(Env):
     The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
     """
 
-    # option `pair` -> low arm/high arm of each game; `jobs_test` is for tests of generalisation
+    # option `pair` -> low arm/high arm of each game
     PAIRS = {
         "phoenix": "Phoenix/Dragon",
         "trader": "Trader/Librarian",
@@ -72,9 +72,8 @@ class Bandit(Env):
         return [self.high]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Choose a random arm. No prompt tells which arm is better, so RL must find it out."""
+        """Choose a random arm, so that only RL can find the better arm."""
         return [self.actions[rng.integers(2)]]
 
     def greedy(self) -> str:
-        """Choose the low arm, which pays the same every time."""
         return self.low

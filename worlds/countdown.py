@@ -1,8 +1,7 @@
 """Countdown: combine numbers to make a target number.
 
-Rules and rewards are those of RAGEN (arXiv 2504.20073), with two deliberate differences. Problems
-are drawn at random, not read from a dataset, and every problem has a solution. Expressions are
-parsed and computed exactly; they are never passed to `eval`.
+Rules and rewards are those of RAGEN (arXiv 2504.20073). Differences, on purpose: problems are
+random and always have a solution, and expressions are computed exactly, without `eval`.
 """
 
 from configurator import UserError
@@ -20,15 +19,14 @@ import numpy as np
 from envs import Env, Move
 
 OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
-EXPRESSION = re.compile(r"[-+*/() 0-9]{1,100}")  # the characters that an expression may have
+EXPRESSION = re.compile(r"[-+*/() 0-9]{1,100}")  # characters and length of an expression
 
 
 class Countdown(Env):
     """Make the target from 2 to 4 numbers, each used once.
 
-    A game has one action, an arithmetic expression. Any other text is an illegal action. By
-    default, numbers and targets have RAGEN's ranges. Numbers are sorted in falling order, so that
-    equal problems are equal instances.
+    A game has one action, an arithmetic expression. By default, numbers and targets have RAGEN's
+    ranges. Numbers are sorted in falling order, so that equal problems are equal instances.
     """
 
     TARGETS = range(10, 101)
@@ -88,10 +86,7 @@ class Countdown(Env):
         return [countdown_solution(parts, self.target)[1:-1]]  # without the outer parentheses
 
     def greedy(self) -> str:
-        """Join the numbers, in the order shown, by + and - to come closest to the target.
-
-        Ties are broken in the order of `itertools.product`, + before -.
-        """
+        """Put + or - between the numbers, in the order shown, to come closest to the target."""
         template = " {} ".join(map(str, self.numbers))
         sign_choices = product("+-", repeat=len(self.numbers) - 1)
 
@@ -106,11 +101,10 @@ class Countdown(Env):
 
 
 def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
-    """Read whole numbers joined by + - * / and parentheses, at most 100 characters.
+    """Compute an expression of whole numbers, + - * / and parentheses, of up to 100 characters.
 
-    Returns:
-        The sorted numbers and the exact value; None for any other text or a division by 0. No text
-        raises an exception.
+    Returns: the sorted numbers and the exact value; None for other texts or a division by 0.
+
     >>> evaluate_expression("(3 + 5) / 2 * 1")
     ([1, 2, 3, 5], Fraction(4, 1))
     """
@@ -136,10 +130,9 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
-    """Join two of the parts by + - * / in all ways. Return the resulting lists of parts.
+    """Join two of the parts by + - * / in every way that gives a whole number above 0.
 
-    A part is an expression as (value, text). Joins whose value is not a whole number above 0 are
-    left out.
+    A part is the (value, text) of an expression. Returns: a list of parts for each way.
     """
     results = []
     for (x, left), (y, right), *rest in permutations(parts):
@@ -151,9 +144,7 @@ def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
 
 
 def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple[int, str]:
-    """Join two random numbers or expressions by a random sign until one expression is left.
-
-    Returns: (value, text) of the expression."""
+    """Join all numbers by random signs, in random order. Return (value, text) of the result."""
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
         choices = combine_two(parts)
@@ -166,7 +157,7 @@ def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple
 def countdown_solution(parts: tuple[tuple[int, str], ...], target: int) -> str | None:
     """Find an expression of all parts whose value is the target. A part is (value, text).
 
-    Returns: the expression in parentheses; None if there is none.
+    Returns: the expression in parentheses; None if no expression has this value.
     """
     if len(parts) == 1:
         value, text = parts[0]

@@ -6,7 +6,7 @@ A line of the file is one of these objects:
     {"title": "The Nile", "text": "The Nile is ..."}         a passage
     {"question": "Where does the Nile end?", "answer": "the Mediterranean"}
 
-A question may have "steps": the calls that a demonstration makes first, such as ["search Nile"].
+A question may have "steps": the first calls of a demonstration, such as ["search Nile"].
 """
 
 from configurator import UserError, describe_line_error, printable
@@ -38,7 +38,7 @@ MAX_FILE = 100_000_000  # bytes of the file
 
 
 class Document(NamedTuple):
-    """An item or a passage, which a search can show."""
+    """An item or a passage."""
 
     name: str
     text: str
@@ -49,12 +49,12 @@ class Question(NamedTuple):
     """A question of a user's file."""
 
     text: str
-    answers: tuple[str, ...]  # any one of them is right
-    steps: tuple[str, ...] = ()  # calls of a demonstration before it answers
+    answers: tuple[str, ...]  # each answer is right
+    steps: tuple[str, ...] = ()  # calls of a demonstration before its answer
 
 
 def bundled_towns() -> list[Document]:
-    """Return 60 invented towns with five facts each: 300 facts, the same on every machine."""
+    """Return 60 invented towns with five facts each, the same on every machine."""
     rng = np.random.default_rng(LAND_SEED)
     towns = []
     for first, last in product(FIRST_SYLLABLES, LAST_SYLLABLES):
@@ -84,7 +84,7 @@ def read_file(path: str) -> tuple["Index", list[Question]]:
     """Read a file of JSON lines.
 
     Returns: an index of its items and passages, and its questions.
-    Raises: UserError if `path` is no such file. The message names the first wrong line.
+    Raises: UserError if the file cannot be read or has a wrong line.
     """
     documents = {}
     questions = []
@@ -119,13 +119,13 @@ def read_lines(path: str) -> list[bytes]:
 
 
 def check_plain(path: Path) -> None:
-    """Raises: OSError if `path` is a named pipe or a device. Reading one may never end."""
+    """Raise OSError for a named pipe or a device, because reading it may never end."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is a named pipe or a device", str(path))
 
 
 def read_row(line: bytes) -> Document | Question:
-    """Read a line. Raises: ValueError if it is no item, passage or question."""
+    """Read a line. Raises: ValueError if the line is no item, passage or question."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("expected a JSON object")
@@ -146,7 +146,7 @@ def read_row(line: bytes) -> Document | Question:
 
 
 def read_steps(value: object) -> tuple[str, ...]:
-    """Read the steps of a question. Raises: ValueError unless all are calls of search or calc."""
+    """Read the steps of a question. Raises: ValueError for other calls than search and calc."""
     if not isinstance(value, list):
         raise ValueError(f"steps must be a list of calls, got {printable(repr(value), limit=50)}")
     steps = []
@@ -172,7 +172,7 @@ def read_value(value: object, key: str) -> str | int | float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number:
         return read_call_text(value, key, MAX_VALUE)
-    if not abs(value) < MAX_NUMBER:  # true for nan, too
+    if not abs(value) < MAX_NUMBER:  # also true for nan
         raise ValueError(f"{key} is {value!r:.50}; expected a number below {MAX_NUMBER:,}")
     return value
 
@@ -186,7 +186,7 @@ def read_call_text(value: object, key: str, limit: int) -> str:
 
 
 def read_text(value: object, key: str, limit: int) -> str:
-    """A text with single spaces.
+    """Read a text, and replace its whitespace by single spaces.
 
     Raises: ValueError if `value` is no text, or if it is empty, too long or not printable."""
     text = " ".join(value.split()) if isinstance(value, str) else ""
@@ -211,20 +211,19 @@ class Index:
         for number, text in enumerate(self.folded):
             for word in words_of(text):
                 places.setdefault(word, []).append(number)
-        # word -> rising indices of the documents that contain it
+        # word -> ascending indices of the documents that contain the word
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
-        # the words of each document's name, without articles
+        # words of names, without articles
         self.name_words = [words_of(drop_articles(document.name)) for document in documents]
-        self.nameable: dict[int, set[int]] = {}  # results of `found_by_name`, by `most`
+        self.nameable: dict[int, set[int]] = {}  # `most` -> result of `found_by_name`
 
     def search(self, query: str, most: int) -> list[Document]:
-        """At most `most` documents that share a word with the query, the best first.
+        """Return up to `most` documents that share a word with the query, the best first.
 
-        For each word that it shares with the query, a document scores log(1 + N / n) if n of all N
-        documents contain the word. Of equal scores, the earlier document comes first.
+        A shared word that n of all N documents contain adds log(1 + N / n) to a document's score.
         """
         scores = np.zeros(len(self.documents))
-        for word in sorted(words_of(query)):  # sorted: sums must not depend on the hash seed
+        for word in sorted(words_of(query)):  # sorted, because sums depend on the order
             numbers = self.places.get(word)
             if numbers is not None:
                 scores[numbers] += math.log(1 + len(self.documents) / len(numbers))
@@ -238,7 +237,7 @@ class Index:
         return found
 
     def named_in(self, text: str) -> list[Document]:
-        """The documents whose name has all its words in `text`, the longest name first."""
+        """Return the documents with all words of their name in `text`, the longest name first."""
         words = words_of(text)
         named = []
         for document, own in zip(self.documents, self.name_words, strict=True):
@@ -247,17 +246,17 @@ class Index:
         return sorted(named, key=lambda document: len(document.name), reverse=True)
 
     def found_by_name(self, most: int) -> set[int]:
-        """The indices of the documents that a search for their own name finds in `most` results."""
+        """Return the indices of documents that a search for their name finds in `most` results."""
         if most not in self.nameable:
             numbers = range(len(self.documents))
             self.nameable[most] = {number for number in numbers if self._is_found(number, most)}
         return self.nameable[most]
 
     def _is_found(self, number: int, most: int) -> bool:
-        """Whether a search for the name of document `number` finds it in `most` results.
+        """Whether a search for the name of document `number` finds this document.
 
-        The document contains all words of its name, so no other scores more. Earlier documents that
-        also contain all these words score the same and come first.
+        This document has all words of its name, so only earlier documents with all these words
+        come before it.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)

@@ -1,10 +1,6 @@
 """GEM: the text games of the package `gem-llm` (github.com/axon-rl/gem), as `--env=gem:ID`.
 
-The package is optional. Rules, rewards and limits of turns are GEM's, with these differences:
-- A policy writes its action in <answer>, not in \\boxed{}. A text that a game cannot read is an
-  illegal action; in GEM it ends the game with a reward of -0.1.
-- Word games take their words from reasoning-gym, because GEM downloads its lists of words.
-- New tiles of 2048 are transition noise: they differ between the members of a group.
+The package is optional. docs/hubs.md lists the deliberate differences from GEM.
 """
 
 from configurator import UserError
@@ -26,18 +22,18 @@ from worlds.text_base import require_package
 
 DIRECTIONS = ("up", "down", "left", "right")
 BOXED = re.compile(r"\\boxed\{(.*?)\}")
-# Games that take long to start: they get splits=seed.
+# These games start slowly, so they get splits=seed.
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
 MAX_STATES = 20_000  # states that a search for a solution may visit
-# gem-llm 0.1.0 needs these arguments to make two games. `reset` then draws other values.
+# gem-llm 0.1.0 needs these arguments to make two games. `reset` replaces the values.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
 }
-# kind of game -> the module of GEM whose lists of words are replaced
+# kind of game -> GEM's module whose lists of words are replaced
 MODULES_WITH_WORDS = {"Hangman": "hangman", "Wordle": "wordle", "WordSearch": "word_search"}
-WORD_LENGTHS = range(3, 9)  # letters of the words that replace NLTK's "en-basic"
+WORD_LENGTHS = range(3, 9)  # lengths of the words that replace NLTK's "en-basic"
 
 
 class Gem(Hub):
@@ -52,14 +48,14 @@ class Gem(Hub):
         with self.isolation.run():
             defaults = find_game(name)
         self.arguments = REPAIRS.get(name, {}) | parse_settings(settings)
-        # A game draws an argument with the value None anew in each instance, so its rules vary.
+        # GEM draws arguments that are None anew for each game, so the rules vary.
         self.has_fixed_rules = None not in (defaults | self.arguments).values()
         self.kind = KINDS.get(kind_of(name), OTHER)
 
     # ---------- instances
 
     def begin(self, seed: int) -> str:
-        """Start the game of this seed. Returns: its board, with the rules in front if they vary."""
+        """Start the game of this seed. Return the board, with the rules in front if they vary."""
         self.isolation.seed(seed)
         with self.isolation.run():
             self.game = make_game(self.name, self.arguments)
@@ -69,7 +65,7 @@ class Gem(Hub):
         self.note = "" if self.board else "The game begins."
         if self.has_fixed_rules:
             return self.board
-        return BOXED.sub("", instructions) + self.board  # the example actions are random
+        return BOXED.sub("", instructions) + self.board  # without the random example actions
 
     def _start(self, instance: tuple) -> None:
         _, seed, _ = instance
@@ -97,7 +93,6 @@ class Gem(Hub):
         return [self.kind.random(self.game, rng) for _ in range(count)]
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The next actions of the game's reference player, a `plan_...` function below."""
         if self.terminated:
             return []
         if self.kind.plan is None:
@@ -126,10 +121,7 @@ def kind_of(name: str) -> str:
 
 
 def find_game(name: str) -> dict[str, Any]:
-    """The default arguments of a game of GEM.
-
-    Raises: UserError if GEM has no game with this id.
-    """
+    """Return the default arguments of a game. Raises: UserError if GEM has no game `name`."""
     from gem.envs.registration import ENV_REGISTRY
 
     games = [key for key in ENV_REGISTRY if key.startswith("game:")]
@@ -140,7 +132,7 @@ def find_game(name: str) -> dict[str, Any]:
 
 
 def make_game(name: str, arguments: dict[str, Any]) -> Any:
-    """Make a game of GEM. It starts at random, so call `reset` with a seed."""
+    """Make a game of GEM. Call `reset` with a seed next, because the game starts at random."""
     from gem.envs.registration import make
 
     module_name = MODULES_WITH_WORDS.get(kind_of(name))
@@ -151,14 +143,14 @@ def make_game(name: str, arguments: dict[str, Any]) -> Any:
 
 @lru_cache
 def first_instructions(name: str, arguments: tuple) -> str:
-    """The instructions of the game with seed 0."""
+    """Return the instructions of the game with seed 0."""
     with Isolation().run():
         instructions, _ = make_game(name, dict(arguments)).reset(0)
     return with_answer_tags(instructions)
 
 
 def with_answer_tags(text: str) -> str:
-    r"""Adapt instructions to the reply format of this repository.
+    r"""Replace \boxed{} in instructions by <answer>, the tag of this repository.
 
     >>> with_answer_tags(r"Type \boxed{up}.")
     'Type <answer>up</answer>.'
@@ -167,10 +159,7 @@ def with_answer_tags(text: str) -> str:
 
 
 def use_local_words(module_name: str) -> None:
-    """Make a word game take its words from reasoning-gym instead of NLTK.
-
-    NLTK downloads its lists of words, which could differ between machines.
-    """
+    """Make a word game take its words from reasoning-gym, because NLTK would download them."""
     module = importlib.import_module(f"gem.envs.game_env.{module_name}")
     module.words = SimpleNamespace(words=local_words)
     module.nltk = SimpleNamespace(download=lambda name: True)
@@ -178,7 +167,7 @@ def use_local_words(module_name: str) -> None:
 
 @lru_cache
 def local_words(language: str) -> list[str]:
-    """Words in place of a list of NLTK: for "en" those of a dictionary, else those of a story."""
+    """Return words in place of an NLTK list: from a dictionary for "en", else from a story."""
     from reasoning_gym.data import read_data_file
 
     if language == "en":
@@ -247,7 +236,7 @@ def random_of_game(game: Any, rng: np.random.Generator) -> str:
 
 
 def plan_sudoku(game: Any) -> list[str]:
-    """Write the missing digits of `full_grid`. A player can infer them: the solution is unique."""
+    """Write the missing digits. A player can infer them, because the solution is unique."""
     cells = []
     for row, digits in enumerate(game.full_grid):
         for col, digit in enumerate(digits):
@@ -272,7 +261,7 @@ def plan_towers(game: Any) -> list[str]:
 
 
 def plan_tiles(game: Any) -> list[str]:
-    """A shortest solution, [] if `search` finds none. Half of the boards have none."""
+    """Return a shortest solution; [] if none is found. Half of the boards have no solution."""
     size = game.num_rows
     sources = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
 
@@ -291,10 +280,9 @@ def plan_tiles(game: Any) -> list[str]:
 
 
 def search(start: Hashable, goal: Hashable, moves: Callable) -> list[str]:
-    """Find a shortest list of actions that leads to the goal, by breadth-first search.
+    """Find a shortest list of actions to the goal by breadth-first search; [] if none is found.
 
     Args: moves: state -> (action, next state) for each legal action.
-    Returns: the actions; [] if the search finds none.
     """
     paths = {start: ()}
     queue = [start]
@@ -311,7 +299,7 @@ def search(start: Hashable, goal: Hashable, moves: Callable) -> list[str]:
 
 
 def plan_number(game: Any) -> list[str]:
-    """Guess the middle of the numbers that are not ruled out."""
+    """Guess the middle of the numbers that agree with all answers."""
     low = game.min_number
     high = game.max_number
     for guess in game.previous_guesses:
@@ -347,10 +335,10 @@ def plan_word(game: Any) -> list[str]:
 
 
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
-    """A mark for each sign of a guess, as in Wordle.
+    """Return a mark for each sign of a guess, as in Wordle.
 
-    G: the secret has the sign in this place. Y: it has the sign in another place, not counted
-    yet. X: otherwise.
+    G: the secret has the sign in this place. Y: the secret has the sign in another place that no
+    other mark counts. X: otherwise.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']
@@ -379,7 +367,7 @@ def plan_letters(game: Any) -> list[str]:
     if len(fitting) == 1:
         return [fitting[0].lower()]
     letters = sorted(set("".join(fitting)) - game.guessed_letters)
-    if not letters:  # the fitting words have no new letter
+    if not letters:
         return [fitting[0].lower()]
     return [max(letters, key=lambda letter: sum(letter in word for word in fitting)).lower()]
 
@@ -393,7 +381,7 @@ class Kind(NamedTuple):
     pattern: re.Pattern  # matches the actions that the game can read, in lower case
     random: Callable[[Any, np.random.Generator], str]
     plan: Callable[[Any], list[str]] | None = None
-    guesses: bool = False  # True: a move informs even if the board stays the same
+    guesses: bool = False  # True: a move is effective even if the board stays the same
 
 
 NUMBER = r"[0-9]{1,3}"

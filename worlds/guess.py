@@ -1,6 +1,6 @@
-"""Guess a number: a game with the interface of gymnasium, and the wrapper that makes it trainable.
+"""Guess a number: a game with gymnasium's interface, and a wrapper that makes it trainable.
 
-docs/environments.md explains the wrapper. To train:
+To train:
 
     python train.py config/frozenlake_grpo.py config/models/tiny.py \\
         --env=worlds/guess.py:Guess,largest=50 --out_dir=out/guess
@@ -16,7 +16,7 @@ from envs import Env, Move
 
 
 class NumberGame(gymnasium.Env):
-    """Guess a number from 1 to `largest`. The answers are 'higher', 'lower' and 'right'."""
+    """Guess a number from 1 to `largest`."""
 
     observation_space = Text(20, charset=string.ascii_lowercase + string.digits + " ")
     action_space = Text(9, charset=string.digits)
@@ -41,7 +41,7 @@ class NumberGame(gymnasium.Env):
 
 
 class Guess(Env):
-    """The wrapper of `NumberGame`. It adds instances, actions, texts and reference players."""
+    """The wrapper of `NumberGame`."""
 
     repeats = True  # too few instances for disjoint splits
 
@@ -89,11 +89,11 @@ class Guess(Env):
         return [str((self.low + self.high) // 2)]
 
     def greedy(self) -> str:
-        """Guess the lowest number that no answer has ruled out."""
+        """Guess the lowest number that agrees with all answers."""
         return str(self.low)
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Guess a random number, even one that is ruled out. RL must learn to use the answers."""
+        """Guess a random number. RL must learn to use the answers."""
         return self.random(1, rng)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:

@@ -1,9 +1,8 @@
 """gymnasium: its environments with discrete actions, as `--env=gymnasium:ID`.
 
 The package is optional. The policy sees the text of the environment's renderer ("ansi"), the
-numbers of the observation, or both. Taxi, FrozenLake, CliffWalking, Blackjack, CartPole,
-MountainCar and Acrobot need no options. For other environments, options can name the actions and
-the numbers:
+numbers of the observation, or both. For environments that are not in KNOWN, options can name the
+actions and the numbers:
 
     --env=gymnasium:my_package:Lights-v0,names=on/off,values=brightness/hour,success=end
 """
@@ -20,7 +19,7 @@ from envs import Move, make_env, show
 from worlds.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text_base import require_package
 
-# A background colour marks the player's cell. `_describe` replaces it by [ ].
+# A background colour marks the player's cell. `_describe` puts the cell in [ ] instead.
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the line in which a renderer shows the last action
@@ -30,10 +29,10 @@ SUCCESSES = ("reward", "end", "limit")
 
 
 class Known(NamedTuple):
-    """Texts and settings for the environments that need no options."""
+    """Texts and settings of an environment that needs no options; see `Gymnasium`."""
 
-    names: tuple[str, ...] = ()  # names of the actions
-    values: tuple[str, ...] = ()  # names of the numbers in an observation
+    names: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     success: str = "reward"
     max_reward: float = 1.0
     rules: str = ""
@@ -92,8 +91,8 @@ class Gymnasium(Hub):
 
     - `names`: names of the actions, such as up/down.
     - `values`: names of the numbers in an observation, such as row/column.
-    - `success`: which games are won. "reward": the game ends with a reward above 0. "end": it ends
-      before the environment's limit of steps. "limit": it lasts until this limit.
+    - `success`: which games are won. "reward": those that end with a reward above 0. "end": those
+      that end before the environment's limit of steps. "limit": those that last until this limit.
     - `settings`: arguments for gymnasium.make, such as is_slippery=False;map_name=8x8.
     """
 
@@ -137,7 +136,6 @@ class Gymnasium(Hub):
     # ---------- instances
 
     def begin(self, seed: int) -> str:
-        """Start the game of this seed. Returns: the first observation."""
         self.isolation.seed(seed)
         with self.isolation.run():
             observation, _ = self.game.reset(seed=seed)
@@ -168,7 +166,7 @@ class Gymnasium(Hub):
         )
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The best actions (`best_actions`), up to the first one with a random outcome."""
+        """Return the best actions (`best_actions`), up to the first one with a random outcome."""
         transitions = vars(self.game.unwrapped).get("P")
         if transitions is None:
             raise UserError(f"gymnasium:{self.name} has no reference player but random")
@@ -186,7 +184,7 @@ class Gymnasium(Hub):
     # ---------- texts
 
     def _describe(self, observation: Any) -> str:
-        """The rendered text, and the numbers if they have names or there is no such text."""
+        """Return the rendered text. Add the numbers if they have names, or if there is no text."""
         lines = []
         if self.game.render_mode == "ansi":
             text = PLACE.sub(r"[\1]", self.game.render())
@@ -259,7 +257,7 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def flatten(observation: Any) -> list[float]:
-    """The numbers of an observation, which is a number, an array, or a tuple or dict of these."""
+    """Return the numbers of an observation: a number, an array, or a tuple or dict of these."""
     if isinstance(observation, dict):
         observation = tuple(observation.values())
     if isinstance(observation, (tuple, list)):
@@ -280,7 +278,7 @@ def best_actions(spec: str) -> np.ndarray:
     num_states = len(table)
     num_actions = len(table[0])
     rewards = np.zeros((num_states, num_actions))
-    following = np.zeros((num_states, num_actions, num_states))  # (S, A, next S): probabilities
+    following = np.zeros((num_states, num_actions, num_states))  # (S, A, next S) probabilities
     for state, actions in table.items():
         for action, outcomes in actions.items():
             for probability, next_state, reward, is_end in outcomes:

@@ -12,9 +12,9 @@ from worlds.text_base import Effects, Facts, World, listing
 
 
 class Task(NamedTuple):
-    """A task type. "" in `tool` and `state`: the thing needs no treatment."""
+    """A task type. `tool` and `state` are "" if the thing needs no treatment."""
 
-    text: str  # the task as the policy reads it
+    text: str
     tool: str = ""  # the kind of place that cleans, heats or cools the thing
     state: str = ""  # the state of the thing after this treatment
 
@@ -22,7 +22,7 @@ class Task(NamedTuple):
 class Room(NamedTuple):
     """The kinds of places and things in a room, separated by spaces."""
 
-    places: str  # a kind appears once for each of its places
+    places: str  # a kind with n places appears n times
     things: str
 
 
@@ -60,10 +60,7 @@ START = "the middle of the room"
 
 
 class Household(World):
-    """A room with numbered places. The player sees the things at its place and can carry one thing.
-
-    The last treatment of a thing sets its state: a hot apple that is cooled becomes cool.
-    """
+    """A room with numbered places. The player sees what is at one place and carries one thing."""
 
     def __init__(self, *, task: str = "all", things: int = 8, show: str = "none", **common):
         super().__init__(show=show, **common)
@@ -102,7 +99,7 @@ class Household(World):
         return ("household", room, task, wanted, target, lamp, things)
 
     def key(self, instance: tuple) -> tuple:
-        """A key that is equal for games that differ only in the numbering of things."""
+        """Return a key that ignores the numbering of things."""
         *parts, things = instance
         return (*parts, *sorted((kind_of(name), place) for name, place in things))
 
@@ -171,10 +168,9 @@ class Household(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """Return what a shortest plan may need, for `search`.
+        """Return the things and places that a shortest plan may need, for `search`.
 
-        These are the wanted things, their places, the tool, the lamp, and targets. Of several
-        targets in the same state, such as closed, only the first is returned."""
+        Of targets in the same state, such as closed, a plan needs only the first."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
@@ -185,11 +181,11 @@ class Household(World):
         return only
 
     def progress(self, facts: Facts) -> float:
-        """The share of the task's steps that are done, 0..1.
+        """Return the share of the task's steps that are done, 0..1.
 
-        The steps are to hold the thing and to store it in the target. Three tasks have a step in
-        between: clean, heat or cool the thing. A stored thing counts as held. The task with the
-        lamp has two steps: hold the thing, and be at the lamp while it is on.
+        The steps are to hold the thing, to treat it if the task says so, and to store it in the
+        target. A stored thing counts as held. The task with the lamp has two steps: hold the thing,
+        and be at the lamp while it is on.
         """
         if self.lamp:
             return self._reading_progress(facts)

@@ -1,8 +1,8 @@
 """Hub, the base class of the adapters `gem.py`, `reasoning_gym.py` and `gymnasium_env.py`.
 
-A hub is a package of environments. Its code may print, seed the global random generators or draw
-from them, and change the logging of the process. `Isolation` hides these effects from the rest of
-the run. With it, a seed gives the same game in every process, whichever games began before.
+A hub is a package of environments. Its code may print, use the global random generators and change
+the logging of the process. `Isolation` hides these effects from the run, so that a seed gives the
+same game in every process.
 """
 
 from configurator import UserError
@@ -31,17 +31,13 @@ class BrokenGame(Exception):
 
 
 class Isolation:
-    """Runs code of a hub, and drops what it prints.
-
-    The code has its own states of Python's and numpy's global random generators."""
+    """Runs code of a hub with separate global random states, and drops what the code prints."""
 
     def __init__(self):
         self.seed(0)
 
     def seed(self, seed: int) -> None:
-        """Seed the hub's random generators before the next `run`.
-
-        Args: seed: at least 0 and below 2**32."""
+        """Seed the hub's random generators (0 <= seed < 2**32) before the next `run`."""
         self.new_seed = seed
 
     def _enter(self) -> None:
@@ -55,9 +51,9 @@ class Isolation:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """A context for code of a hub.
+        """Open a context for code of a hub.
 
-        Random numbers continue where the last context ended, unless `seed` was called since."""
+        Random numbers continue from the last context, unless `seed` was called in between."""
         outside = random.getstate(), np.random.get_state()
         handlers = list(logging.root.handlers)
         level = logging.root.level
@@ -78,9 +74,9 @@ class Isolation:
 class Hub(Env):
     """An environment of a hub. An instance is the seed of a game.
 
-    With `splits=seen`, games of different splits have different first observations. If the
-    environment has too few of them for that, the splits share them. With `splits=seed`, the splits
-    have different seeds and nothing else is compared. This is for games that take long to make.
+    With `splits=seen`, games of different splits have different first observations. If too few
+    first observations exist (`has_few_starts`), the splits share them. With `splits=seed`, for
+    games that start slowly, only the seeds of the splits differ.
 
     A subclass defines `begin`, and calls it in `_start`.
     """
@@ -95,14 +91,14 @@ class Hub(Env):
 
     @classmethod
     def can_run_programs(cls, options: dict[str, str]) -> bool:
-        """Also True if a value in `settings` is not numeric: a hub might execute a text."""
+        """Return True also if a setting is not numeric, because a hub may execute texts."""
         settings = parse_settings(options.get("settings", ""))
         return cls.runs_programs or not all(map(is_numeric, settings.values()))
 
     def begin(self, seed: int) -> str:
         """Start the game of this seed.
 
-        Returns: the part of its first observation that can differ between games."""
+        Returns: the part of the first observation that can differ between games."""
         raise NotImplementedError
 
     @property
@@ -122,7 +118,7 @@ class Hub(Env):
         """Draw ("hub", seed, the result of `begin`).
 
         The third part is "" if the splits do not compare first observations, or if the game cannot
-        begin. A game that cannot begin ends in an error when it is played."""
+        begin. `_start` raises the error of a game that cannot begin."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:
@@ -135,12 +131,12 @@ class Hub(Env):
         return seen or seed
 
     def limit_actions(self, limit: int | None) -> None:
-        """Lower the action budget to the game's own limit. None: the game has no limit."""
+        """Lower the action budget to the game's own limit, if there is one."""
         self.max_actions = self.budget if limit is None else min(self.budget, limit)
 
 
 def start_or_none(env: Hub, seed: int) -> str | None:
-    """The result of `begin` for this seed; None if the game cannot begin."""
+    """Return the result of `begin` for this seed; None if the game cannot begin."""
     try:
         return env.begin_or_break(seed)
     except BrokenGame:
@@ -151,8 +147,8 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 def has_few_starts(spec: str) -> bool:
     """Whether two of the first 100 seeds have the same first observation.
 
-    The fixed splits need 512 first observations that training does not draw. If only 1,000
-    existed, those of 100 seeds would all differ with a probability of 0.6 %.
+    The fixed splits take 512 first observations. If only 1,000 existed, 100 seeds would all have
+    different ones with a probability of 0.6 %.
     """
     env = make_env(spec)
     seen = set()
@@ -168,7 +164,7 @@ def has_few_starts(spec: str) -> bool:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Read 'key=value;key=value'. A value that is no Python literal is a text.
+    """Read 'key=value;key=value'. A value that is no Python literal stays a text.
 
     >>> parse_settings("size=8;map_name=8x8")
     {'size': 8, 'map_name': '8x8'}

@@ -1,8 +1,7 @@
 """An interpreter for a small part of Python, with whole numbers and lists of whole numbers.
 
-`repair.py` uses it for the code that a policy writes. No sandbox is needed, because this code is
-never passed to `exec` or run as a program. The interpreter knows only the statements and
-functions below, and limits steps and sizes.
+`repair.py` runs the code of a policy in this interpreter. No sandbox is needed, because the
+interpreter knows only the statements and functions below, and limits steps and sizes.
 """
 
 import ast
@@ -10,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MAX_STEPS = 200  # steps of a call: three times what the functions of `repair.py` need
+MAX_STEPS = 200  # steps of a call; the functions of `repair.py` need a third of them
 MAX_NUMBER = 10**6  # largest absolute value of a result
 MAX_LENGTH = 64  # numbers in a list
 
@@ -30,11 +29,9 @@ class ProgramError(ValueError):
 
 
 def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
-    """Run a function for each of several arguments.
+    """Call a function once for each argument.
 
-    Args:
-        source: the text of one function with one parameter.
-        arguments: the values to call it with.
+    Args: source: the text of one function with one parameter.
     Returns: for each argument, the value that the function returns, or "error: ..." if it fails.
 
     >>> interpret("def half(n): return 6 // n", [2, 0])
@@ -64,16 +61,12 @@ def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
 
 
 def _product(left: int, right: int) -> int:
-    """Multiply two numbers.
-
-    Raises: TypeError for a list, because a list times a number could fill the memory."""
+    """Multiply. Raises: TypeError for a list, because a list times a number could fill memory."""
     return operator.index(left) * operator.index(right)
 
 
 def _list(*parts: int) -> list[int]:
-    """Make a list of numbers.
-
-    Raises: TypeError for a list in it, because nested lists could double in size at every step."""
+    """Make a list. Raises: TypeError for a nested list, whose size could double at every step."""
     return [operator.index(part) for part in parts]
 
 
@@ -112,7 +105,7 @@ class Returned(NamedTuple):
     value: int | list[int] | None
 
 
-# executes a statement; None: it did not `return`, so the next statement runs
+# executes a statement; returns None if the next statement is to run
 Statement = Callable[[], Returned | None]
 Expression = Callable[[], int | list[int] | None]  # computes a value
 
@@ -120,9 +113,9 @@ Expression = Callable[[], int | list[int] | None]  # computes a value
 class Program:
     """Turns syntax trees into Python functions that execute them.
 
-    Values are whole numbers, True, False, None and lists of whole numbers. No operation changes a
-    list in place. Compiling raises ProgramError for unknown syntax. Executing raises ProgramError
-    at a limit, and otherwise errors of Python, such as ZeroDivisionError.
+    Values are whole numbers, True, False, None and lists of whole numbers. Compiling raises
+    ProgramError for unknown syntax. Executing raises ProgramError at a limit, or errors of Python
+    such as ZeroDivisionError.
     """
 
     def __init__(self):
@@ -130,7 +123,7 @@ class Program:
         self.steps = 0  # statements and operations executed so far in this call
 
     def count_step(self) -> None:
-        """Count one step, at most MAX_STEPS. Every iteration of a loop counts, so all loops end."""
+        """Count one step. Raises: ProgramError after MAX_STEPS, so that all loops end."""
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise ProgramError("too many steps")
@@ -223,9 +216,7 @@ class Program:
         raise _unknown(node)
 
     def _bool_op(self, decisive: bool, operands: list[Expression]) -> Expression:
-        """Compile `or` (with `decisive` True) or `and` (False).
-
-        The value is the first operand whose truth value is `decisive`, else the last operand."""
+        """Compile `or` (`decisive` is True) or `and` (False)."""
 
         def compute() -> int | list[int] | None:
             for operand in operands:
@@ -239,13 +230,7 @@ class Program:
     def _call(
         self, node: ast.expr, function: Callable | None, arguments: list[ast.expr]
     ) -> Expression:
-        """Compile a call of an operator or function.
-
-        Args:
-            node: the expression, for error messages.
-            function: None if the operator or function is unknown.
-            arguments: the operands.
-        """
+        """Compile a call. `function` is None if the operator or function of `node` is unknown."""
         if function is None:
             raise _unknown(node)
         operands = [self.expression(argument) for argument in arguments]

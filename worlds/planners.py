@@ -1,4 +1,4 @@
-"""Exact planners for FrozenLake and Sokoban: pure functions, without random draws.
+"""Exact planners for FrozenLake and Sokoban, as pure functions.
 
 Cells are numbered row by row: cell = row * size + column.
 """
@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-ACTION_COST = 1e-6  # value lost per move: of plans with equal success, the shortest is best
+ACTION_COST = 1e-6  # value lost per move, so that the shortest of equally successful plans is best
 FALL_VALUE = -1e-4  # value of a fall, a little worse than running out of turns (0)
 TOLERANCE = 1e-9  # plans are equally good if their values differ by less than this
 
@@ -21,9 +21,9 @@ LAKE_DELTAS = ((0, -1), (1, 0), (0, 1), (-1, 0))  # (rows, columns) of Left, Dow
 
 
 def lake_neighbour(size: int, cell: int, direction: int) -> int:
-    """The cell next to `cell` in a direction: 0..3 for Left, Down, Right, Up.
+    """Return the cell next to `cell` in a direction: 0..3 for Left, Down, Right, Up.
 
-    At the border, a direction out of the board gives `cell` itself."""
+    A direction out of the board gives `cell` itself."""
     row, col = divmod(cell, size)
     delta_row, delta_col = LAKE_DELTAS[direction]
     row = min(max(row + delta_row, 0), size - 1)
@@ -33,10 +33,9 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 
 @lru_cache(maxsize=4096)
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
-    """The moves of the safest shortest path to the goal, for every cell that has a path.
+    """Return the moves of the safest shortest path to the goal, for every cell with a path.
 
-    The risk of a path counts, for each of its moves, the holes into which the move could slip. The
-    safest path has the lowest risk; ties are broken in the order Left, Down, Right, Up.
+    The risk of a path is the number of holes into which the moves could slip.
     """
     paths = {}
     risks = {}
@@ -47,7 +46,7 @@ def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[i
         near = [lake_neighbour(size, cell, move) for move in range(4)]
         options = [(0, ())] if cell == goal else []
         for move, neighbour in enumerate(near):
-            if neighbour in paths:  # reached earlier, so it is nearer to the goal
+            if neighbour in paths:  # reached earlier, so the neighbour is nearer to the goal
                 sides = (near[(move - 1) % 4], near[(move + 1) % 4])
                 risk = risks[neighbour] + sum(side in holes for side in sides)
                 options.append((risk, (move, *paths[neighbour])))
@@ -86,21 +85,18 @@ def lake_plans(
     max_actions: int,
     budget: int,
 ) -> np.ndarray:
-    """The optimal moves of a turn, for each number of turns left, cell and actions left.
+    """Return the optimal moves of a turn for each number of turns left, cell and actions left.
 
     This is value iteration over turns. In a turn, the player commits to a sequence q of 1 to
     `max_actions` moves. With t turns and `a` actions left:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
-    With one action per turn and as many turns as actions, this is optimal closed-loop control. Of
-    equally good sequences, the shortest is taken; of these, the first in the order Left, Down,
-    Right, Up.
 
     Args:
         max_actions: the largest number of moves in one turn.
         budget: the largest number of moves in a game.
     Returns:
-        plans[turns left, cell, actions left], int64 (budget + 1, cells, budget + 1): the optimal
-        sequence as a number that `decode_moves` decodes.
+        plans[turns left, cell, actions left], int64 (budget + 1, cells, budget + 1): codes of the
+        optimal sequences, for `decode_moves`.
     """
     num_cells = size**2
     single_moves = lake_transitions(size, holes, goal, success_rate)
@@ -131,7 +127,7 @@ def lake_plans(
 def move_sequences(
     single_moves: np.ndarray, max_length: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """All sequences of 1 to `max_length` moves, with their transition matrices.
+    """Return all sequences of 1 to `max_length` moves, with their transition matrices.
 
     Args:
         single_moves: transition matrices of the four moves, (4, cells, next cells).
@@ -152,9 +148,9 @@ def move_sequences(
 
 
 def decode_moves(code: int) -> list[int]:
-    """The moves, each 0..3, that a code of `lake_plans` stands for.
+    """Return the moves, each 0..3, of a code from `lake_plans`.
 
-    A base-5 digit d of the code is the move d - 1. The code 0 has no moves.
+    A base-5 digit d of the code is the move d - 1.
 
     >>> decode_moves(2 * 5 + 4)
     [1, 3]
@@ -171,7 +167,7 @@ def sokoban_move(
 ) -> tuple[int, tuple[int, ...]] | None:
     """Return (player, boxes) after the player moved to cell `player + delta`; None if blocked.
 
-    A box in this cell is pushed to the next one. The returned boxes are sorted.
+    A box in this cell is pushed one cell further. The returned boxes are sorted.
     """
     ahead = player + delta
     beyond = ahead + delta
@@ -196,8 +192,7 @@ def sokoban_solution(
     """Find a shortest sequence of moves that puts all boxes on targets, by breadth-first search.
 
     Args: deltas: the change of the cell number by each move.
-    Returns: indices into `deltas`; None if there is no solution. Ties are broken in the order of
-        `deltas`.
+    Returns: indices into `deltas`; None if there is no solution.
     """
     start = (player, boxes)
     paths = {start: ()}

@@ -1,4 +1,4 @@
-"""Quest: find an item in a house of several rooms and put it somewhere, as in TextWorld."""
+"""Quest: find an item in a house and put it somewhere, as in TextWorld."""
 
 from configurator import UserError
 
@@ -48,8 +48,8 @@ class Quest(World):
     """Take an item, or put it somewhere, in a house of `w` rooms and `o` objects.
 
     Objects are furniture, keys and items; doors do not count. A shortest solution has exactly `q`
-    commands. `goal` sets which of these commands the policy is told: all (full), only the last one
-    (last), or none.
+    commands. `goal` sets which of these commands the task tells: all (full), the last one (last) or
+    none (none).
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Quest(World):
         return tuple(links), tuple(placed), tuple(facts.items())
 
     def key(self, instance: tuple) -> tuple:
-        """A key that ignores the order of a house's parts and the direction of links."""
+        """Return a key that ignores the order of a house's parts and the direction of links."""
         kind, links, furniture, facts, goal, _ = instance
         passages = frozenset([*links, *map(_reversed_link, links)])
         return (kind, goal, passages, frozenset(furniture), frozenset(facts))
@@ -202,7 +202,7 @@ class Quest(World):
         return effects
 
     def _looking(self, facts: Facts) -> list[str]:
-        """The commands that change nothing."""
+        """Return the commands that change nothing."""
         room = facts["you"]
         reachable = ("you", room, *self._open_furniture(facts))
         seen = self.fixed[room] + [thing for thing in self.movable if facts[thing] in reachable]
@@ -216,9 +216,7 @@ class Quest(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """Return what a shortest plan may need, for `search`.
-
-        These are the goal's thing and place, all doors, and the places and keys that they need."""
+        """Return the things and places that a shortest plan may need, for `search`."""
         only = {*self.goal, *(name for name in facts if name.endswith("door"))}
         while True:
             containers = {facts[name] for name in only if name in facts}
@@ -228,10 +226,10 @@ class Quest(World):
             only |= containers | keys
 
     def progress(self, facts: Facts) -> float:
-        """The share of the task's steps that are done, 0..1; 1 if the goal is reached.
+        """Return the share of the task's steps that are done, 0..1; 1 if the goal is reached.
 
-        Each thing, box or door in the shortest solution is one step. It is done while its place or
-        state differs from that at the start. The goal is one more step.
+        Each thing, box or door in the shortest solution is one step. The step is done while the
+        place or state differs from the start. The goal is one more step.
         """
         thing, place = self.goal
         if facts[thing] == place:
@@ -298,7 +296,7 @@ def _reversed_link(link: Link) -> Link:
 
 
 def _possible_goals(house: tuple[tuple, tuple, tuple]) -> list[tuple[str, str]]:
-    """Return (item, place) for every item and every place other than the item's at the start."""
+    """Return (item, place) for every item and every place where the item does not start."""
     _, furniture, facts = house
     places = ["you", *(name for name, _ in furniture)]
     goals = []

@@ -1,11 +1,10 @@
 """reasoning-gym: the generated datasets of the package, as `--env=rg:NAME`.
 
-The package is optional. A question is answered once, and the score of the answer is the reward.
-With `tries=3` the player sees the score and may answer again, three times in all; the best score
-counts.
+The package is optional. The score of an answer is the reward. With `tries=3` the player has three
+tries and sees each score, and the best score counts.
 
-Some datasets evaluate the answer as Python. `harmless` and WITH_LITERALS below keep them from
-running it as a program.
+Some datasets evaluate the answer as Python. `harmless` and WITH_LITERALS below keep an answer
+from running as a program.
 """
 
 from configurator import UserError
@@ -33,8 +32,8 @@ SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
-# acre makes all its questions at the start, and word_ladder limits their number. So for these two,
-# the adapter makes one dataset per question.
+# acre makes all its questions at the start, and word_ladder limits their number. So the adapter
+# makes one dataset per question.
 ONE_BY_ONE = ("acre", "word_ladder")
 # These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (
@@ -49,8 +48,8 @@ REFUSED = {  # dataset -> why it cannot be used
 }
 # These datasets pass the answer to eval(), which the adapter replaces by ast.literal_eval.
 WITH_LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-# These datasets pass the answer to sympy's parser, which evaluates it as Python. So `harmless`
-# checks it first.
+# These datasets pass the answer to sympy's parser, which runs Python. So `harmless` checks the
+# answer first.
 WITH_FORMULAS = (
     "countdown intermediate_integration polynomial_multiplication puzzle24 simple_integration"
 ).split()
@@ -106,12 +105,11 @@ class ReasoningGym(Hub):
     # ---------- instances
 
     def begin(self, seed: int) -> str:
-        """Start the question of this seed. Returns: the question."""
         self.dataset, self.entry = self._make(seed)
         return self.entry["question"]
 
     def _make(self, seed: int) -> tuple[Any, dict]:
-        """A dataset and its entry (question, answer and metadata) for a seed."""
+        """Return a dataset and its entry (question, answer and metadata) for a seed."""
         index = seed % DATASET_SIZE
         self.isolation.seed(index)
         with self.isolation.run():
@@ -134,7 +132,6 @@ class ReasoningGym(Hub):
         return action if 0 < len(action) <= MAX_CHARACTERS else None
 
     def _move(self, answer: str) -> Move:
-        """Score an answer. The reward is the increase of the best score of the game."""
         score = self.score(answer)
         reward = max(0.0, score - self.best)
         self.best = max(self.best, score)
@@ -143,7 +140,7 @@ class ReasoningGym(Hub):
         return Move(reward, terminated=won, success=won, effective=True)
 
     def score(self, answer: str) -> float:
-        """The score of an answer, 0..1; 0 if the dataset cannot read it."""
+        """Return the score of an answer, 0..1; 0 if the dataset cannot read the answer."""
         if self.name in WITH_FORMULAS and not harmless(answer):
             return 0.0
         try:
@@ -153,7 +150,7 @@ class ReasoningGym(Hub):
             return 0.0
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The dataset's answer, or an example of a right answer; [] if none scores 1."""
+        """Return the dataset's answer or an example of a right answer; [] if none scores 1."""
         metadata = self.entry.get("metadata", {})
         for value in (self.entry["answer"], *map(metadata.get, SOLUTIONS)):
             if value is not None:
@@ -163,7 +160,7 @@ class ReasoningGym(Hub):
         return []
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """The answers to random questions of the dataset."""
+        """Return the answers to random questions of the dataset."""
         answers = []
         for _ in range(count):
             _, entry = self._make(int(rng.integers(DATASET_SIZE)))
@@ -186,7 +183,7 @@ class ReasoningGym(Hub):
 
 
 def check_name(name: str) -> None:
-    """Raises: UserError if there is no dataset `name`, or if this process cannot use it."""
+    """Raise UserError if there is no dataset `name`, or if this process cannot use the dataset."""
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
@@ -222,8 +219,8 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
 def harmless(formula: str) -> bool:
     """Whether a formula has only numbers, names, arithmetic and functions of mathematics.
 
-    sympy's parser would execute any other code, too. Powers, nested functions and products of sums
-    are limited, because values such as 9**9**9**9 exceed the memory.
+    sympy's parser runs any Python expression. Powers, nested functions and products of sums are
+    limited, because values such as 9**9**9**9 exceed the memory.
     """
     if len(formula) > MAX_FORMULA:
         return False
@@ -245,7 +242,7 @@ def is_arithmetic(node: ast.expr) -> bool:
         is_known = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
         if not is_known or node.keywords or not all(map(is_arithmetic, node.args)):
             return False
-        # Values such as exp(exp(exp(9))) would exceed the memory, too.
+        # values such as exp(exp(exp(9))) would exceed the memory
         return not grows(node.func.id) or not any(map(has_growth, node.args))
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, OPERATORS):
         return False
@@ -274,7 +271,7 @@ def is_small(exponent: ast.expr) -> bool:
 
 
 def value_of(number: ast.expr) -> Fraction:
-    """The value of a number, a signed number, or a fraction of such values.
+    """Return the value of a number, a signed number, or a fraction of such values.
 
     Raises: ValueError or ArithmeticError for other expressions.
     """
@@ -289,9 +286,9 @@ def value_of(number: ast.expr) -> Fraction:
 
 
 def num_terms(node: ast.expr) -> int:
-    """The largest number of terms that an expression can have after multiplying it out.
+    """Return the largest number of terms that an expression can have once multiplied out.
 
-    An expression without names is one term. A function is two: sympy also tries to rewrite it.
+    An expression without names is one term. A function is two, because sympy also rewrites it.
     """
     if isinstance(node, ast.UnaryOp):
         return num_terms(node.operand)

@@ -20,7 +20,7 @@ from envs import Env, Move
 from worlds.mini_python import interpret
 
 NUM_TESTS = 10
-NUM_VISIBLE = 4  # `run` shows the results of the first 4 tests; the other 6 decide about success
+NUM_VISIBLE = 4  # tests that `run` shows; the others are hidden
 MAX_LINE = 100  # characters of the text in an edit
 
 # Each block is "name(parameter): description", then the body. K stands for a number that `draw`
@@ -104,7 +104,7 @@ jumps(xs): how many neighbours differ by over K
 # "above(xs): how many of xs exceed K" -> body
 LIBRARY = dict(block.split("\n", 1) for block in LIBRARY_TEXT.strip().split("\n\n"))
 
-# right operator -> the wrong operator that a fault puts in its place
+# right operator -> wrong operator of a fault
 SWAPS = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -141,8 +141,8 @@ class Repair(Env):
 
     The policy can run 4 of the 10 tests. The 6 hidden tests decide about success.
 
-    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays 0 if no more pass than
-    without a patch, 1 if all pass, and is linear in between.
+    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` rises linearly with the passed
+    hidden tests: 0 for the faulty code, 1 if all pass.
     """
 
     def __init__(self, *, reward: str = "binary", **common):
@@ -212,7 +212,7 @@ class Repair(Env):
         return Move(reward, terminated=True, success=success, effective=True)
 
     def _share_passed(self, lines: list[str]) -> float:
-        """The share of the hidden tests that the code passes."""
+        """Return the share of the hidden tests that the code passes."""
         deciding = self._results(lines)[NUM_VISIBLE:]
         return sum(test.given == test.expected for test in deciding) / len(deciding)
 
@@ -242,7 +242,7 @@ class Repair(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Restore the right lines, unless the code already passes the hidden tests, and submit."""
+        """Restore the right lines if a hidden test fails, then submit."""
         if self.terminated:
             return []
         commands = []
@@ -255,14 +255,14 @@ class Repair(Env):
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         if not self.output:
-            return ["read"]  # a player must read the code before it can know the fault
+            return ["read"]  # a player cannot know the fault before reading the code
         return self.plan(count, 1)
 
     def greedy(self) -> str:
         return "submit" if self.num_actions else "run"
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Random commands. An edit copies the text of a random line into a random line."""
+        """Return random commands. An edit copies the text of a random line into a random line."""
         edits = []
         for _ in range(count):
             number = rng.integers(len(self.lines)) + 1
@@ -274,7 +274,7 @@ class Repair(Env):
 
 
 def library(title: str, k: int) -> str:
-    """The right code of a function, formatted by `ast`."""
+    """Return the right code of a function, formatted by `ast`."""
     head = title.split(":")[0]
     body = _insert_k(LIBRARY[title], k)
     return ast.unparse(ast.parse(f"def {head}:\n{body}"))
@@ -308,10 +308,9 @@ def run_tests(code: str, title: str, k: int) -> list[Result]:
 
 @lru_cache(maxsize=1024)
 def faults(title: str, k: int) -> list[str]:
-    """All faulty versions of a function.
+    """Return all faulty versions of a function that fail a visible and a hidden test.
 
-    Each has one operator of SWAPS changed, or one number, by 1. Each fails at least one visible and
-    one hidden test.
+    A faulty version has one operator replaced as in SWAPS, or one number changed by 1.
     """
     codes = []
     for code in dict.fromkeys(_mutations(ast.parse(library(title, k)))):
@@ -333,7 +332,7 @@ def _mutations(tree: ast.Module) -> Iterator[str]:
 
 
 def _replacements(node: ast.AST) -> tuple[str, list[Any]]:
-    """The field of a node that a fault changes, and its wrong values; ("", []) if none."""
+    """Return the field of a node that a fault changes, and its wrong values; ("", []) if none."""
     match node:
         case ast.Constant(int(value)):
             return "value", [value - 1, value + 1]

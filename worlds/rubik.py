@@ -1,11 +1,10 @@
 """Rubik: the cube of 2x2x2 pieces, as in RAGEN-2, with an exact planner.
 
 Differences from RAGEN-2, on purpose:
-- The actions turn three faces only, so the corner at the bottom, back and left never moves. A
-  turn of another face equals a turn of the opposite face and a rotation of the whole cube.
+- The actions turn three faces only. A turn of another face equals a turn of the opposite face and a
+  rotation of the whole cube.
 - Every game draws the colours of the faces, so that a small model cannot learn the cubes by heart.
-  The splits are disjoint in what the policy sees: training may show a cube of the evaluation, but
-  in other colours.
+  Training may show a cube of the evaluation in other colours.
 """
 
 from configurator import UserError
@@ -16,20 +15,20 @@ import numpy as np
 
 from envs import Env, Move
 
-FACES = "URFDLB"  # up, right, front, down, left, back; their stickers are at the places 0 to 23
+FACES = "URFDLB"  # up, right, front, down, left, back; stickers at the places 0 to 23
 # A cube is a text: for each place, the face to which its sticker belongs.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
-# A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. Every
-# face is numbered row by row as one looks at it, the back from behind and the bottom with the front
-# on top.
+# A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. Places
+# are numbered row by row as one looks at a face: at the back from behind, at the bottom with the
+# front on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
     "R": ((4, 5, 7, 6), (3, 20, 15, 11), (1, 22, 13, 9)),
     "F": ((8, 9, 11, 10), (2, 4, 13, 19), (3, 6, 12, 17)),
 }
 NEAR = 6  # `near_solved` holds all cubes at most this many turns from SOLVED: 11,913 of 3,674,160
-MAX_DISTANCE = 14  # quarter turns that solve any cube
+MAX_DISTANCE = 14  # every cube can be solved by this many quarter turns
 
 
 def _sources() -> dict[str, tuple[int, ...]]:
@@ -105,7 +104,7 @@ class Rubik(Env):
         return list(shortest_solution(self.cube)[:max_actions])
 
     def greedy(self) -> str:
-        """The action with the highest `count_pairs` after it; of equal ones, the first."""
+        """Choose the first action with the highest `count_pairs` after it."""
         return max(self.actions, key=lambda action: count_pairs(turn(self.cube, action)))
 
 
@@ -140,10 +139,9 @@ def near_solved() -> dict[str, int]:
 
 @lru_cache(maxsize=65536)
 def shortest_solution(cube: str) -> tuple[str, ...]:
-    """The actions of a shortest solution.
+    """Return the actions of a shortest solution.
 
-    Breadth-first search to a cube in `near_solved`, then turns that shorten the distance. It takes
-    up to a second for a cube that is 14 turns away, milliseconds for 10 turns or fewer.
+    The search takes up to a second for a solution of 14 turns, and milliseconds for 10 turns.
     """
     distances = near_solved()
     queue = [(cube, ())]

@@ -1,7 +1,7 @@
 """A sandbox for shell commands that a policy writes.
 
-A command runs in its own Linux namespaces, without network. It sees no other processes. It can read
-the system folders and the Python interpreter, and can change the folder of its task.
+A command runs in its own Linux namespaces, without network. It cannot see other processes. It can
+read the system folders and the Python interpreter, and can change the folder of its task.
 """
 
 import errno
@@ -21,8 +21,8 @@ from typing import IO
 MAX_SECONDS = 60  # for a command
 MAX_OUTPUT = 2**20  # bytes of output that are returned
 MAX_FILES = 100_000  # files and folders that the folder of a task may hold
-MAX_BYTES = 2**31  # bytes on disk that this folder may hold
-CHECK_S = 1.0  # seconds between two checks of this folder while a command runs
+MAX_BYTES = 2**31  # bytes on disk that the folder of a task may hold
+CHECK_S = 1.0  # seconds between two checks of the folder while a command runs
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives")
 LIMITS = (
     "prlimit",
@@ -40,7 +40,7 @@ ENVIRONMENT = {
 }
 
 # A shell script that builds a new root file system, enters it, and runs a command without any
-# privilege. Its arguments: an empty folder for the root, the folder of the task, a user id ("" for
+# privilege. The arguments: an empty folder for the root, the folder of the task, a user id ("" for
 # the present user), the command, and the folders to mount read-only.
 ISOLATE = """
 set -e
@@ -104,11 +104,9 @@ def run_sandboxed(
     """Run a shell command in a folder.
 
     Args:
-        command: the text for `sh -c`.
         folder: the working directory. An isolated command can change no other folder of the host.
-        stdin: the standard input of the command.
-        isolated: False runs the command as the present user, with resource limits only. These are
-            no security boundary, and processes that leave the session keep running.
+        isolated: False runs the command as the present user, with resource limits only. Resource
+            limits are no security boundary.
     Returns: the exit status (None if killed after MAX_SECONDS), and the first MAX_OUTPUT bytes of
         the output.
     Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.
@@ -133,7 +131,7 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
     unshare = ["unshare", "-mnpiuf", "--kill-child"]
     user = ""
     if os.geteuid() == 0:
-        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # most likely used for no other folder
+        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # two folders rarely share an id
     else:
         unshare.append("-Ur")
     real_folders = []
@@ -147,8 +145,7 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
 def _run(arguments: list[str], folder: str, stdin: IO, output: IO) -> int | None:
     """Run a process, and kill its process group afterwards.
 
-    Returns: the exit status; None if the process was killed after MAX_SECONDS.
-    Raises: FolderFull if the folder becomes too large."""
+    Returns: the exit status; None if the process was killed after MAX_SECONDS."""
     process = subprocess.Popen(
         arguments,
         cwd=folder,
@@ -184,7 +181,7 @@ def can_isolate() -> bool:
 
 
 class TaskFolder:
-    """A temporary folder that is removed with all that commands left in it.
+    """A temporary folder that is removed with everything in it.
 
     tempfile.TemporaryDirectory recurses, so it could not remove a thousand nested folders.
     """
@@ -194,13 +191,13 @@ class TaskFolder:
         self._finalizer = weakref.finalize(self, remove_folder, self.name)
 
     def cleanup(self) -> None:
-        """Remove the folder now. A second call does nothing."""
+        """Remove the folder now."""
         self._finalizer()
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder without recursion: move its nested folders up until none is left."""
-    prefix = secrets.token_hex(8)  # random, so no command has used it
+    """Remove a folder without recursion, by moving nested folders up."""
+    prefix = secrets.token_hex(8)  # random, so that no file has this prefix
     numbers = count()
     while names := os.listdir(folder):
         for name in names:
@@ -227,8 +224,7 @@ def _is_real_folder(path: str) -> bool:
 def check_size(folder: str, *, finished: bool) -> None:
     """Check the number of files and bytes in a folder, without recursion.
 
-    Args: finished: False while a command can change the folder. If True, unreadable folders inside
-        it are made readable and counted, too.
+    Args: finished: True if no command runs any more. Then unreadable folders are made readable.
     Raises: FolderFull if the folder holds too much or is nested too deep.
     """
     num_files = 0

@@ -1,10 +1,5 @@
 """Sokoban rooms, made by the method of RAGEN and gym-sokoban: dig a floor, then play backward.
 
-1. A random walk digs the floor (`dig_floor`).
-2. The player and the targets are placed at random, and a box is put on every target.
-3. Reverse play pulls the boxes away from the targets, so the room can be solved (`reverse_play`).
-4. The player walks up to three random steps (`walk_away`).
-
 Cells are numbered row by row: cell = row * size + column.
 """
 
@@ -14,7 +9,7 @@ import numpy as np
 
 DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # (rows, columns) of a step
 TURN_PROB = 0.35  # probability that the digging walk draws a new direction
-# At each step, the walk digs the cells of a random mask: (row, column) in the 3x3 square around it.
+# Each step digs the cells of a random mask: (row, column) in the 3x3 square around the walk.
 MASKS = (
     ((1, 0), (1, 1), (1, 2)),
     ((0, 1), (1, 1), (2, 1)),
@@ -39,10 +34,7 @@ def draw_room(
 ) -> Room | None:
     """Try to draw a room. Return None if the floor is too small or reverse play moved no box.
 
-    Args:
-        size: cells along each side, the walls around the room included.
-        num_boxes: the number of boxes, and of targets.
-        search_depth: the depth of the search in `reverse_play`.
+    Args: size: cells along each side, walls included.
     """
     floor = dig_floor(rng, size)
     if len(floor) <= num_boxes + 1:
@@ -59,7 +51,7 @@ def draw_room(
 
 
 def dig_floor(rng: np.random.Generator, size: int) -> set[int]:
-    """The floor cells that a random walk digs, with a random mask at each step."""
+    """Return the floor cells that a random walk digs, with a random mask at each step."""
     direction = DIRECTIONS[rng.integers(4)]
     row, col = rng.integers(1, size, size=2).tolist()
     last = size - 2  # the last row and column inside the walls
@@ -81,11 +73,10 @@ def dig_floor(rng: np.random.Generator, size: int) -> set[int]:
 def reverse_play(
     size: int, floor: set[int], player: int, targets: tuple[int, ...], search_depth: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Move the player and pull the boxes away from the targets, by depth-first search.
+    """Pull the boxes away from the targets by depth-first search, so that the room can be solved.
 
-    A move pulls the box behind the player, if there is one. The search visits no state twice. Of
-    the states in which neither a box nor the player is on a target, the best one has the largest
-    product of
+    A move pulls the box behind the player, if there is one. States with a box or the player on a
+    target do not count. The best of the other states has the largest product of
     - the number of switches to another box, the first pull included, and
     - the total Manhattan distance of the boxes to their targets.
 
@@ -108,7 +99,7 @@ def reverse_play(
         if score > best_score and uncovered:
             best = (player, boxes)
             best_score = score
-        # The state that is pushed last is visited first, so the order is Up, Down, Left, Right.
+        # The last pushed state is visited first, so the order is Up, Down, Left, Right.
         for delta in (1, -1, size, -size):
             ahead = player + delta
             behind = player - delta
@@ -129,10 +120,10 @@ def walk_away(
     boxes: tuple[int, ...],
     first_prob: float,
 ) -> int:
-    """The player's cell after up to three random steps.
+    """Return the player's cell after up to three random steps.
 
-    So not every game starts next to a box. The first step is made with probability `first_prob`,
-    each further one with probability 0.5. No cell is visited twice.
+    The first step is made with probability `first_prob`, each further step with probability 0.5. No
+    cell is visited twice.
     """
     visited = [player]
     prob = first_prob
@@ -154,6 +145,6 @@ def manhattan_distance(size: int, a: int, b: int) -> int:
 
 
 def total_distance(size: int, boxes: tuple[int, ...], targets: tuple[int, ...]) -> int:
-    """The sum of the Manhattan distances from box i to target i."""
+    """Return the sum of the Manhattan distances from box i to target i."""
     pairs = zip(boxes, targets, strict=True)
     return sum(manhattan_distance(size, box, target) for box, target in pairs)

@@ -1,7 +1,6 @@
 """Sudoku on 4x4 cells. Every puzzle has exactly one solution.
 
-RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. RAGEN-2's default limits
-allow fewer actions than there are empty cells, so the agent cannot win. Here the agent may replace
+RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. Here the agent may replace
 every digit that it wrote, so no mistake is final.
 """
 
@@ -19,8 +18,8 @@ from envs import MAX_DRAWS, Env, Move
 SIZE = 4
 NUM_CELLS = SIZE**2
 DIGITS = range(1, SIZE + 1)
-EMPTY = 0  # stands for an empty cell
-MAX_EMPTY = 10  # puzzles with 11 or 12 empty cells and one solution exist, but they are rare
+EMPTY = 0
+MAX_EMPTY = 10  # puzzles with more empty cells and one solution are rare
 MAX_STATED = 3  # digits that a sentence of `statements` may list
 ACTION = re.compile(r"([1-4])[ ,]+([1-4])[ ,]+([1-4])")  # row, column, digit
 
@@ -28,7 +27,7 @@ Board = tuple[int, ...]  # the digits of the cells, row by row
 
 
 def _peers(cell: int) -> tuple[int, ...]:
-    """The other cells in the row, the column and the 2x2 box of a cell."""
+    """Return the other cells in the row, the column and the 2x2 box of a cell."""
     row, column = divmod(cell, SIZE)
     box = (row // 2, column // 2)
     peers = []
@@ -69,7 +68,6 @@ class Sudoku(Env):
         self.solution = next(solutions(self.given))
 
     def _read(self, action: str) -> tuple[int, int] | None:
-        """Return (cell, digit) of 'ROW COLUMN DIGIT'; None for another text or a given cell."""
         match = ACTION.fullmatch(action)
         if not match:
             return None
@@ -98,7 +96,6 @@ class Sudoku(Env):
         )
 
     def statements(self) -> list[str]:
-        """State the first `sure_digits` and the first `clashes` of the board."""
         sure = sure_digits(self.board)[:MAX_STATED]
         clashing = clashes(self.board, self.given)[:MAX_STATED]
         return [f"Next {listing(sure)}.", f"Clash {listing(clashing)}."]
@@ -122,11 +119,11 @@ class Sudoku(Env):
         def order(cell: int) -> tuple[bool, bool]:
             return board[cell] == EMPTY, cell not in sure
 
-        cell = min(unfinished, key=order)  # of equal cells, the first
+        cell = min(unfinished, key=order)  # the first of equal cells
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
-        """Write the first of `sure_digits`, else the first empty cell's lowest fitting digit."""
+        """Write the first sure digit, else the lowest digit that fits the first empty cell."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]
@@ -154,7 +151,7 @@ def write(board: Board, cell: int, digit: int) -> Board:
 
 
 def candidates(board: Board, cell: int) -> list[int]:
-    """The digits that no other cell in the row, column and box of `cell` has."""
+    """Return the digits that no other cell in the row, column and box of `cell` has."""
     taken = {board[peer] for peer in PEERS[cell]}
     return [digit for digit in DIGITS if digit not in taken]
 
@@ -191,5 +188,5 @@ def solutions(board: Board) -> Iterator[Board]:
 
 @lru_cache(maxsize=1)
 def full_boards() -> list[Board]:
-    """The 288 full boards that keep the rules."""
+    """Return the 288 full boards that keep the rules."""
     return list(solutions((EMPTY,) * NUM_CELLS))

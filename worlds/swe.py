@@ -1,11 +1,9 @@
 """SWE: the tasks (rows) of the data set SWE-Gym, on local git checkouts.
 
-The code task of arXiv 2510.01132, without containers and downloads. Differences, on purpose:
-- Commands and tests run in the sandbox of `sandbox.py`. On a machine that does not support it, they
-  run only with the option `sandbox=none`.
+The code task of arXiv 2510.01132, without containers. Differences, on purpose:
+- Commands and tests run in the sandbox of `sandbox.py`, unless the option is `sandbox=none`.
 - The policy gets the files of the base commit without the git history, because the history may
-  contain the answer. git reads only the objects of a checkout: none of its settings,
-  filters, hooks or attributes.
+  contain the answer.
 - The tests that the unpatched code passes earn no reward. Otherwise a patch without effect would
   earn most of the reward.
 
@@ -29,7 +27,7 @@ from envs import SPLIT_SIZE, Env, Move
 from worlds.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
 
 MAX_COMMAND = 100_000  # bytes of a command
-MAX_NAMES = 10_000  # bytes of the names of test files in a command, which Linux limits to 131,072
+MAX_NAMES = 10_000  # bytes of test files' names in a command; Linux limits a command to 131,072
 SHOWN_OUTPUT = 2_000  # the policy sees this many characters at the end of the output
 END_OF_PATCH = "END OF PATCH"
 APPLY_PATCH = f"git apply --allow-empty - <<'{END_OF_PATCH}'\n{{}}\n{END_OF_PATCH}"
@@ -48,8 +46,8 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
 NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # a changed file in a patch
 
-# `archive_commit` runs git with these limits and settings. The settings exclude all configuration
-# of the machine, the user and the checkout.
+# `archive_commit` runs git with these limits and settings. The settings exclude the configuration
+# of the machine and the user.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -67,9 +65,8 @@ NO_ATTRIBUTES = (
 class SWE(Env):
     """Tasks of SWE-Gym. `rows` is a file of JSON lines, with one row of the data set per line.
 
-    The folder of the file must have the git checkouts of the rows' repositories, such as the folder
-    `moto` for `getmoto/moto`. An action is a shell command in a copy of the base commit, or
-    `submit`. The tests of the row decide about success.
+    The folder of the file must have a git checkout of each repository, such as `moto` for
+    `getmoto/moto`. An action is a shell command in a copy of the base commit, or `submit`.
     """
 
     blocking = True
@@ -147,8 +144,7 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # Replies are split into actions at "||". If the patch has "||", only the part before it
-        # arrives here.
+        # Replies are split at "||". Only the part of the patch before "||" arrives here.
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # the last action submits as well
@@ -199,7 +195,6 @@ class SWE(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Apply the row's own patch and submit."""
         if self.terminated:
             return []
         commands = ["submit"] if self.patch_was_run else [self.patch_command, "submit"]
@@ -216,12 +211,11 @@ class SWE(Env):
 
 
 def archive_commit(checkout: Path, commit: str) -> bytes:
-    """The files of a commit as a tar archive.
+    """Return the files of a commit as a tar archive.
 
-    The checkout is not trusted. git works in an empty repository that borrows the objects of the
-    checkout, so settings, filters, hooks, attributes and links of the checkout have no effect.
+    The checkout is not trusted. git works in an empty repository that borrows only the objects of
+    the checkout, so settings, filters, hooks and attributes of the checkout have no effect.
 
-    Args: commit: hexadecimal digits.
     Raises: ValueError for a missing checkout or commit. OSError or SubprocessError if git fails.
     """
     objects = (checkout / ".git" / "objects").absolute()
@@ -292,7 +286,7 @@ def _check_row(line: str) -> dict:
 
 
 def _mistakes_in(row: dict) -> Iterator[str]:
-    """Yield a sentence for each illegal value. Values become parts of shell and git commands."""
+    """Yield a sentence for each illegal value, because values become parts of shell commands."""
     for key, kind in ROW_TYPES.items():
         texts = row[key] if kind is list else [row[key]]
         if not all(isinstance(text, str) and _is_plain_text(text) for text in texts):
@@ -325,12 +319,12 @@ def _is_plain_text(text: str) -> bool:
 
 
 def _is_inside(file: str) -> bool:
-    """Whether a name is a path below the working folder that no command takes for an option."""
+    """Whether a name is a path below the working folder, and no command-line option."""
     parts = file.split("/")
     is_option = file.startswith(("-", "@"))  # pytest reads more arguments from the file after @
     return file.isprintable() and not is_option and not {"", ".", ".."} & set(parts)
 
 
 def file_of(test: str) -> str:
-    """The file of a test such as tests/test_calc.py::test_add."""
+    """Return the file of a test such as tests/test_calc.py::test_add."""
     return test.split("::")[0]

@@ -1,13 +1,11 @@
 """The base class of the text worlds: facts, commands that change them, and shortest plans.
 
-`quest.py` follows the TextWorld tasks of arXiv 2510.01132, `household.py` its ALFWorld tasks, at a
-size for small models. `textworld.py` and `alfworld.py` play the games of the original packages. The
-four differ from that paper on purpose:
-- The return of an episode is the largest share of the task that was done at any moment.
-- A command that is impossible in the present state is an illegal action. Every observation repeats
-  the task.
-- In `quest.py` and `household.py`, optimal lengths come from a breadth-first search from the
-  present state, not from a recorded solution.
+`quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132, at a size
+for small models. `textworld.py` and `alfworld.py` play the games of the original packages.
+Differences from that paper, on purpose:
+- The return of a game is the largest share of the task that was done at any moment.
+- A command that is impossible in the present state is an illegal action.
+- Every observation repeats the task.
 """
 
 from configurator import UserError
@@ -27,11 +25,11 @@ MAX_PLAN_LENGTH = 99
 
 
 class World(Env):
-    """A game whose state is a dict of facts. TextWorld and ALFWorld leave it empty.
+    """A game whose state is a dict of facts. The dict is empty in `TextWorld` and `ALFWorld`.
 
     A subclass defines:
-    - `effects`: returns all possible commands with the facts that they change. With a set `only`,
-      it may leave out commands that a shortest plan does not need.
+    - `effects`: returns all possible commands with the facts that they change. Given `only`,
+      `effects` may leave out commands that a shortest plan does not need.
     - `relevant`: returns the things that matter in a shortest plan; `search` passes them as `only`.
     - `progress`: returns the share of the task that is done, 0..1.
     - `_start`: sets up an instance and ends with a call of `_open`.
@@ -49,7 +47,6 @@ class World(Env):
         """Start the game.
 
         Args:
-            facts: the facts at the start.
             task: the text that begins every observation.
             final_command: the greedy player prefers commands that share words with this command.
         """
@@ -60,7 +57,7 @@ class World(Env):
         self.commands = self.effects(facts)
 
     def _read(self, action: str) -> str | None:
-        """The possible command that a text means, or None.
+        """Return the possible command that a text means, or None.
 
         Case, articles and a full stop do not matter, and `take X from Y` may omit `from Y`.
         """
@@ -90,8 +87,8 @@ class World(Env):
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         """Return `count` random commands, each possible after the ones before it.
 
-        Return only one if `self.facts` is empty: then a package's engine holds the state, and the
-        commands possible later are not known.
+        Return only one if `self.facts` is empty, because the commands possible later are then
+        unknown.
         """
         facts = self.facts
         commands = []
@@ -103,11 +100,10 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """The first of the possible commands that share the most words with the final command."""
+        """Return the first possible command that shares the most words with the final command."""
         return max(self.commands, key=lambda name: len(self.final_words.intersection(name.split())))
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The first `max_actions` commands of a shortest solution from the present state."""
         path = self.search(MAX_PLAN_LENGTH) or ()
         return list(path[:max_actions])
 
@@ -146,7 +142,7 @@ def listing(names: Sequence[str]) -> str:
 
 
 def drop_articles(text: str) -> str:
-    """The text in lower case, without articles and extra spaces.
+    """Return the text in lower case, without articles and extra spaces.
 
     >>> drop_articles("Open  the blue door")
     'open blue door'

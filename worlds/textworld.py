@@ -1,8 +1,8 @@
 """TextWorld: games of the package `textworld`, as in arXiv 2510.01132.
 
-The package is optional and imported when a game begins. Differences from that paper, on purpose:
+The package is optional. Differences from that paper, on purpose:
 - Games run in the package's Python logic, not in a z-machine. `statements` makes the observations.
-- A lost game ends without success. The reward is the rise of the score, as a share of the maximum.
+- The reward is the rise of the score, as a share of the maximum.
 """
 
 from configurator import UserError
@@ -48,8 +48,8 @@ class TextWorld(World):
     """Games of TextWorld. The splits differ only in their seeds.
 
     - `game=custom`: `w` rooms, `o` objects and a quest of `q` commands.
-    - `game=simple`: a house of six fixed rooms. `rewards` is sparse, balanced or dense.
-    - `game=cooking`: `w` rooms (1, 6, 9 or 12) and `q` ingredients (1 to 5).
+    - `game=simple`: a house of six fixed rooms.
+    - `game=cooking`: `w` rooms and `q` ingredients.
     """
 
     runs_programs = True
@@ -124,7 +124,7 @@ class TextWorld(World):
         return move._replace(terminated=self.state.done, effective=changed)
 
     def _description(self, command: str) -> str:
-        """The description of the thing that the command examines; "" if none."""
+        """Return the description of the thing that the command examines; "" if none."""
         text = ""
         for info in self.game.infos.values():
             if info.name and command == f"examine {drop_articles(info.name)}":
@@ -140,9 +140,10 @@ class TextWorld(World):
         return min(0.99, self.state.score / self.game.max_score)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """Return TextWorld's own plan from the present state, which is not always the shortest.
+        """Return TextWorld's own plan from the present state, not always a shortest one.
 
-        If TextWorld has no plan, return the rest of the walkthrough; () if that is impossible.
+        If TextWorld has no plan, return the rest of the walkthrough, or () if the next command of
+        the walkthrough is impossible.
         """
         if self.state.done:
             return ()
@@ -184,7 +185,7 @@ class Scene:
     """The facts of a game, sorted into the parts of an observation."""
 
     holders: list[str]  # names of containers and supporters
-    room: str = ""  # the player's room
+    room: str = ""
     contents: dict[str, list[str]] = field(default_factory=dict)  # place -> things
     states: dict[str, str] = field(default_factory=dict)  # thing -> "open", "raw uncut" ...
     doors: dict[str, str] = field(default_factory=dict)  # room behind the door -> door
@@ -227,10 +228,7 @@ class Scene:
 
 @lru_cache(maxsize=512)  # the members of a group share the game
 def textworld_game(kind: str, w: int, o: int, q: int, rewards: str, goal: str, seed: int):
-    """Make a game like `tw-make custom`, `tw-make tw-simple` or `tw-make tw-cooking`.
-
-    Returns: a textworld.Game.
-    """
+    """Make a textworld.Game like `tw-make custom`, `tw-make tw-simple` or `tw-make tw-cooking`."""
     import textworld
 
     options = textworld.GameOptions()

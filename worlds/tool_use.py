@@ -1,8 +1,7 @@
 """Tools: answer questions with a search, a calculator and a key-value store, call by call.
 
-In `ToolUse`, questions are about the bundled towns of worlds/documents.py. The towns are the same
-in every game, so a policy may learn them by heart. The key-value store differs from game to game.
-`OwnData` takes items (such as the goods of a shop), passages and questions from a user's file.
+`ToolUse` asks about the bundled towns of worlds/documents.py, which are the same in every game.
+`OwnData` takes items, passages and questions from a user's file.
 """
 
 from configurator import UserError
@@ -21,7 +20,7 @@ from worlds.text_base import drop_articles
 
 TASKS = ("find", "fetch", "sum", "put")
 TOOLS = ("search", "calc", "get", "put", "answer")
-KEYS = ("box", "wall", "floor", "corner", "edge", "board")  # keys of the store
+KEYS = ("box", "wall", "floor", "corner", "edge", "board")
 KEY = re.compile(r"\w{1,20}")  # a key that `put` accepts
 MAX_TEXT = 200  # characters of a call after the name of the tool
 MAX_SHOWN = 300  # characters of a document's text in a result
@@ -33,17 +32,17 @@ class Step(NamedTuple):
     """A call that the optimal player makes before the last call of a game."""
 
     call: str
-    proof: str  # the call is not needed any more if `ToolUse.proofs` contains this text
+    proof: str  # the call is not needed once `ToolUse.proofs` contains this text
     note: str  # the fact that the call shows, for `statements`
 
 
 class Task(NamedTuple):
-    """The question and store of a game, and how the optimal player solves it."""
+    """The question and store of a game, and the calls that solve it."""
 
     question: str
     store: tuple[tuple[str, str], ...]  # (key, value) pairs
     steps: tuple[Step, ...]
-    last_calls: tuple[str, ...]  # each of them wins; the optimal player makes the first
+    last_calls: tuple[str, ...]  # each of these calls wins; the optimal player makes the first
 
 
 class ToolUse(Env):
@@ -159,15 +158,15 @@ class ToolUse(Env):
         )
 
     def _draw_item(self, rng: np.random.Generator) -> Document:
-        """A random document that a search for its own name finds."""
-        numbers = self.index.found_by_name(self.num_results)  # not empty: it has document 0
+        """Return a random document that a search for its own name finds."""
+        numbers = self.index.found_by_name(self.num_results)  # never empty: document 0 is found
         while True:
             number = int(rng.integers(len(self.index.documents)))
             if number in numbers:
                 return self.index.documents[number]
 
     def _draw_number(self, document: Document, rng: np.random.Generator) -> str:
-        """The name of a random attribute that is a whole number; "" if there is none."""
+        """Return the name of a random attribute that is a whole number; "" if there is none."""
         names = [name for name in document.attributes if is_whole(document, name)]
         return str(rng.choice(names)) if names else ""
 
@@ -189,7 +188,6 @@ class ToolUse(Env):
     # ---------- calls
 
     def _read(self, action: str) -> tuple[str, str] | None:
-        """The tool and the text after it; None if the call is illegal."""
         words = action.split()
         tool = words[0].lower() if words else ""
         text = " ".join(words[1:])
@@ -264,7 +262,7 @@ class ToolUse(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Only the next call, so that the player reads its result before it calls again.
+        """Return only the next call, so that the player reads its result first.
 
         If fewer turns than missing calls are left, return up to `max_actions` calls."""
         calls = self._missing_calls()
@@ -274,7 +272,6 @@ class ToolUse(Env):
         return len(self._missing_calls())
 
     def _missing_calls(self) -> list[str]:
-        """The calls that are still needed, the last call included."""
         calls = [step.call for step in self.steps if step.proof not in self.proofs]
         return [*calls, self.last_calls[0]]
 
@@ -304,7 +301,8 @@ class ToolUse(Env):
 class OwnData(ToolUse):
     """The tools with a user's file of items, passages and questions.
 
-    If the file has questions, they are the tasks. Otherwise tasks about the items are drawn.
+    If the file has questions, the questions are the tasks. Otherwise tasks about the items are
+    drawn.
     """
 
     runs_programs = True  # it reads a file
@@ -342,10 +340,11 @@ class OwnData(ToolUse):
         return ("tools", *Task(question.text, (), self._steps_to(question), last_calls))
 
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
-        """The steps that the file gives for a question, or else one or two searches.
+        """Return the steps that the file gives for a question, or else one or two searches.
 
-        The first search is for a name in the question, or else for all its words. If no result
-        shows `question.answers[0]`, a second search is for the name of a document that does.
+        The first search is for a name in the question, or for all words of the question. If no
+        result shows `question.answers[0]`, a second search is for the name of a document with this
+        answer.
         """
         if question.steps:
             return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)
@@ -366,7 +365,7 @@ class OwnData(ToolUse):
         return ()
 
     def _search_for_answer(self, answer: str) -> tuple[Step, ...]:
-        """A search for the name of a document that shows the answer; () if none does."""
+        """Return a search for the name of a document that shows the answer; () if none does."""
         folded = answer.casefold()
         for document, text in zip(self.index.documents, self.index.folded, strict=True):
             if folded not in text or not has_answer(document, answer):
@@ -383,7 +382,7 @@ def town_index() -> Index:
 
 
 def possible_tasks(documents: list[Document]) -> tuple[str, ...]:
-    """The kinds of tasks that the items allow: `sum` and `put` need a whole number."""
+    """Return the kinds of tasks that the items allow: `sum` and `put` need a whole number."""
     for document in documents:
         if any(is_whole(document, name) for name in document.attributes):
             return TASKS
@@ -391,7 +390,7 @@ def possible_tasks(documents: list[Document]) -> tuple[str, ...]:
 
 
 def result_of(document: Document) -> str:
-    """The line of a document among the results of a search."""
+    """Return the line of a document in the results of a search."""
     return f"{document.name}: {document.text[:MAX_SHOWN].removesuffix('.')}."
 
 
@@ -400,7 +399,7 @@ def has_answer(document: Document, answer: str) -> bool:
 
 
 def normalized(call: str) -> str:
-    """The call in lower case, without articles, final full stop and extra spaces."""
+    """Return the call in lower case, without articles, final full stop and extra spaces."""
     return drop_articles(call.rstrip(".").casefold())
 
 

@@ -1,6 +1,5 @@
 # Overlay for any experiment: IcePop (arXiv 2510.18855). It drops tokens whose probability in the
-# trainer is less than half or more than five times that in the engine. Without this overlay,
-# importance weights are only capped, at 2 (TIS).
+# trainer is less than half or more than five times the probability in the engine.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/icepop.py
 
 importance_floor = 0.5

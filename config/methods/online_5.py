@@ -1,6 +1,5 @@
-# Overlay for any experiment: five optimizer steps on each batch of rollouts.
-# 40 iterations * 5 passes over the 32 kept trajectories = 200 optimizer steps. frozenlake_ppo.py
-# also makes 200 steps, on five times as many samples.
+# Overlay for any experiment: five optimizer steps on each batch of rollouts. 40 iterations make 200
+# steps, as many as frozenlake_ppo.py.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/methods/online_5.py
 
 num_epochs = 5

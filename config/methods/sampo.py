@@ -1,14 +1,13 @@
-# Overlay for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It has three parts: GSPO with turns
-# as segments and the clip range of the authors' scripts for SAMPO; GiGPO; and a filter that keeps
-# all groups with variance. --sampling_rounds=3 also samples more groups in place of those without
-# variance, which the authors' code can do, too.
+# Overlay for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It combines GSPO with turns as segments,
+# GiGPO, and a filter that keeps all groups with variance.
+# --sampling_rounds=3 also replaces groups without variance.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/sampo.py
 
 estimator = "grpo"
 state_weight = 1.0
 turn_gamma = 0.95
 sequence_ratio = True
-segment = "turn"  # as in the authors' code, where a turn is a sequence of its own
+segment = "turn"  # as in the authors' code
 recompute_old_logprobs = True  # else bfloat16 rounding could exceed the clip range
 clip_low = 3e-3
 clip_high = 4e-3

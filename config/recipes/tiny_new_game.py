@@ -1,6 +1,5 @@
-# Overlay for tiny.py: a game whose words the tiny base has never seen. SFT comes first, with a high
-# learning rate, and RL continues from the SFT model. The policy writes no thoughts.
-# studies/imitation/new_games.md has results.
+# Overlay for tiny.py: a game whose words the tiny base has never seen. Run SFT before RL, and give
+# its model with --model=DIR (studies/imitation/new_games.md).
 # Example:
 #   python train.py config/spell_grpo.py config/models/tiny.py config/recipes/tiny_new_game.py \
 #       --model=DIR
@@ -14,5 +13,5 @@ num_iterations = 80
 num_groups = 32
 group_size = 8
 filter_keep = 1.0  # no filter
-batch_size = 64  # of 256 trajectories: four optimizer steps an iteration
+batch_size = 64  # four optimizer steps per iteration
 learning_rate = 2e-4

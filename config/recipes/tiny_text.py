@@ -1,9 +1,9 @@
-# Overlay for a text world with tiny.py. The base model has never seen the words of text worlds, so
-# SFT comes before RL (studies/papers/README.md gives all commands).
+# Overlay for a text world with tiny.py. Run SFT before RL, because the base model has never seen
+# the words of text worlds (studies/papers/README.md).
 # Example:
 #   python -m tools.sft config/quest_ppo.py config/models/tiny.py config/recipes/tiny_text.py
 
-think = False  # the reply is only the command, as in arXiv 2510.01132
+think = False  # as in arXiv 2510.01132
 max_response_tokens = 32
 max_context_tokens = 2048
 max_turns = 8  # twice the shortest solution of quest_ppo.py

@@ -1,6 +1,5 @@
-# Overlay for bandit_ppo.py: trains on one pair of jobs and evaluates on this pair and on another
-# one (Bandit-Rev), as in table 4 of the StarPO paper. In both pairs the job that sounds safe is the
-# risky arm.
+# Overlay for bandit_ppo.py: trains on one pair of jobs, and evaluates on this pair and on another
+# pair (Bandit-Rev), as in table 4 of the StarPO paper.
 # Example:  torchrun --standalone train.py config/bandit_ppo.py config/worlds/bandit_transfer.py
 
 env = "bandit:pair=engineer"

@@ -1,4 +1,4 @@
-# Overlay for sokoban_ppo.py: 60 iterations on its 6x6 rooms with one box (SimpleSokoban), then 8x8
+# Overlay for sokoban_ppo.py: 60 iterations on 6x6 rooms with one box (SimpleSokoban), then 8x8
 # rooms with two boxes (LargerSokoban). Evaluation uses the larger rooms.
 # Example:  torchrun --standalone train.py config/sokoban_ppo.py config/worlds/sokoban_to_large.py
 

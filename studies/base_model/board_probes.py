@@ -1,4 +1,4 @@
-"""Probes: measure during pretraining how well the tiny model plays and reads held-out boards."""
+"""Measure during pretraining how well the tiny model plays and reads held-out boards."""
 
 from configurator import Config, load_config
 
@@ -53,9 +53,7 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 
 
 def base_report(model, chat: Chat) -> dict[str, dict]:
-    """Run all probes. Returns: "ENVIRONMENT MODE" -> the metrics of this probe.
-
-    Each rank runs a part of the probes, and gets the results of all."""
+    """Run all probes, shared by the ranks. Returns: "ENVIRONMENT MODE" -> metrics."""
     tasks = []
     for files, modes in BASE_PROBES.items():
         for mode in modes.split():

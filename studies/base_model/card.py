@@ -2,8 +2,7 @@
 
     python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
-Its argument is the curve.jsonl that pretrain.py writes, with a row for every probe. The last row is
-about the finished model.
+The argument is the curve.jsonl of pretrain.py, with a row for every probe.
 """
 
 from configurator import UserError
@@ -15,21 +14,21 @@ from support.run_folder import read_rows
 from support.terminal import run_main
 from tools.plotting.tables import markdown
 
-WORLDS = {  # environment of the probes -> its name in the tables
+WORLDS = {  # environment -> name in the tables
     "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8": "FrozenLake, slippery",
     "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0": "FrozenLake, no slip",
     "sokoban:size=6,boxes=1,search_depth=300": "Sokoban 6x6",
     "sokoban:size=8,boxes=2,search_depth=10": "Sokoban 8x8",
     "bandit:pair=phoenix": "Bandit",
 }
-GAMES = {  # metric of the games of a probe -> heading of its column
+GAMES = {  # metric of games -> heading
     "success_T0.5": "success T=0.5",
     "success_T1": "success T=1",
     "valid_frac_T1": "valid T=1",
     "thought_true_frac_T1": "thoughts true",
     "entropy_T1": "entropy T=1",
 }
-READING = {  # what a question asks for -> heading of the share of right answers
+READING = {  # what a question asks for -> heading
     "player": "player",
     "goal": "goal",
     "holes": "holes",
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> None:
 
 
 def final_table(row: dict) -> list[str]:
-    """Return a Markdown table of a probe, with a row for each environment and observation mode."""
+    """Return a table of a probe, with a row for each environment and observation mode."""
     lines = []
     for world, name in WORLDS.items():
         for mode in ("grid", "coord", "relations"):
@@ -62,7 +61,7 @@ def final_table(row: dict) -> list[str]:
 
 
 def learning_table(rows: Sequence[dict]) -> list[str]:
-    """Return a Markdown table of probes on grids, with a row for every environment and step."""
+    """Return a table of probes on grids, with a row for every environment and step."""
     lines = []
     for world, name in WORLDS.items():
         for row in rows:

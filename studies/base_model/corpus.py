@@ -1,17 +1,16 @@
 """The corpus that the tiny base model is pretrained on: scripted dialogues, generated on the fly.
 
 A document is a dialogue in one environment, and a pack holds documents of one environment.
-- A drill asks questions about a board: the places of things, the cells around the player, a row or
-  column, the board after a move, a short plan. Every answer is right (drills.py).
-- A game is a dialogue as in RL. Thoughts are true. The actions are those of a scripted player, good
-  or bad (tools/crowd.py), with some random turns.
+- A drill asks questions about a board, with right answers (drills.py).
+- A game is a dialogue as in RL, with true thoughts and the actions of a scripted player, good or
+  bad (tools/crowd.py).
 
-Training begins with documents of a single question about a board that is shown as a grid. Without
-this easy part, a model of this size does not learn to read boards.
+Training begins with documents of a single question. Without this easy part, a model of this size
+does not learn to read boards.
 
-No document starts on a board of the evaluation or held-out instances, not even with other symbols.
-The corpus also leaves out what tests of generalisation use: symbols with their meaning in
-"newvocab", board sizes that are not in WORLDS, and the bandit arms of "jobs_test".
+No document starts on a board of RESERVED, not even with other symbols. For tests of generalisation,
+the corpus has no symbol in its role in "newvocab", no board sizes besides those of WORLDS, and no
+bandit arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
@@ -53,34 +52,35 @@ WORLDS = {  # environment -> share of the packs after the easy part
     LARGER: 0.3,
     "bandit:pair=jobs": 0.05,
 }
-# The easy part (EASY) has stages of equal length. A pack draws one environment of its stage.
+# Stages of the easy part (EASY), of equal length. A pack draws an environment of its stage.
 EASY_STAGES = ((LAKE,), (LAKE, SOKOBAN), (SOKOBAN, LARGER), (LARGER,))
 # No document starts on evaluation or held-out instances of these environments.
 RESERVED = (
     *(spec for spec in WORLDS if "bandit" not in spec),
     "sokoban:search_depth=30,symbols=newvocab",
 )
-# PAIRS: bandit arms that the corpus may show. SYLLABLES: parts of made-up names for other arms.
+# Arms of bandits: pairs, and syllables of made-up names.
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYLLABLES = """
     ba de fi go lu ma ne pi ro su ta ve zi kor len mar nil
     pas ran sol tor vin dak fel gus hin jor ster
 """.split()
-# Symbols for Sokoban boards, see `draw_symbols`.
+# Symbols for Sokoban boards.
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 
-DRILLS = 0.45  # share of drill packs among grid-world packs, after the easy part
-OTHER_SYMBOLS = 0.2  # share of Sokoban packs that have drawn symbols, after the easy part
-UNKNOWN_ARMS = 0.5  # share of bandits that have arms with made-up names
-THINK = 0.9  # share of packs whose games have thoughts
-EASY = 0.2  # the easy part is this first share of the training; its documents are single questions
-FEW_ACTIONS = 0.5  # share of the games that start with a random number of actions already used
+# Shares. All except EASY apply after the easy part.
+DRILLS = 0.45  # grid-world packs of drills
+OTHER_SYMBOLS = 0.2  # Sokoban packs with drawn symbols
+UNKNOWN_ARMS = 0.5  # bandits with made-up names
+THINK = 0.9  # packs whose games have thoughts
+EASY = 0.2  # first share of the training, with questions only
+FEW_ACTIONS = 0.5  # games that start with a random number of actions already used
 
 
 class Document(NamedTuple):
     """A dialogue of the corpus."""
 
-    kind: str  # "drill" or the name of the player; for a bandit "arm 0" or "arm 1"
+    kind: str  # "drill", the name of the player, or for a bandit "arm 0" or "arm 1"
     trajectory: Trajectory
 
 
@@ -128,7 +128,7 @@ def players_of(
     """Draw the players of an instance. Returns: name -> function that writes the next reply.
 
     A bandit gets a player for each arm, because the prompt does not tell the better arm.
-    Args: planners: the share of games that the planner plays, 0 to 1."""
+    Args: planners: the share of games that the planner plays."""
     if episode.env.repeats:
         return {f"arm {arm}": partial(pull_arm, episode, arm) for arm in range(2)}
     player = draw_player(rng, planners)
@@ -136,7 +136,6 @@ def players_of(
 
 
 def pull_arm(episode: Episode, arm: int) -> str:
-    """Return a reply that chooses an arm of a bandit, 0 or 1."""
     env = episode.env
     thought = " ".join(env.statements())
     return format_response(thought, [env.actions[arm]], think=episode.config.think)
@@ -146,9 +145,7 @@ def pull_arm(episode: Episode, arm: int) -> str:
 
 
 def draw_environment(rng: np.random.Generator, progress: float) -> str:
-    """Draw the environment that all documents of a pack share.
-
-    Args: progress: the finished share of the training; below EASY, EASY_STAGES has the choices."""
+    """Draw the environment of a pack. Args: progress: the finished share of the training."""
     if progress < EASY:
         stage = int(progress / EASY * len(EASY_STAGES))
         return str(rng.choice(EASY_STAGES[stage]))
@@ -162,7 +159,7 @@ def draw_observation(rng: np.random.Generator, easy: bool) -> str:
 
 
 def draw_limits(config: SftConfig, env: Env, rng: np.random.Generator) -> SftConfig:
-    """Return the settings with random limits on turns, actions and tokens, and random `think`."""
+    """Return settings with random limits and random `think`."""
     if env.repeats:
         max_turns, actions_per_turn = 1, 1
     elif rng.random() < 0.7:
@@ -188,7 +185,7 @@ def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
 
 
 def draw_symbols(rng: np.random.Generator) -> str:
-    """Draw seven symbols for Sokoban, none with the meaning that it has in "newvocab"."""
+    """Draw seven symbols for Sokoban, none in its role in "newvocab"."""
     while True:
         symbols = "".join(rng.choice(list(SYMBOLS), 7, replace=False))
         pairs = zip(symbols, Sokoban.SYMBOLS["newvocab"], strict=True)
@@ -197,7 +194,7 @@ def draw_symbols(rng: np.random.Generator) -> str:
 
 
 def draw_arms(rng: np.random.Generator) -> tuple:
-    """Draw an instance of the bandit: arms of a pair in PAIRS, or arms with made-up names."""
+    """Draw an instance of the bandit, with arms of PAIRS or made-up names."""
     low, high = PAIRS[rng.integers(len(PAIRS))].split("/")
     if rng.random() < UNKNOWN_ARMS:
         low = high = made_up_name(rng)
@@ -221,7 +218,7 @@ def main(argv: list[str]) -> None:
     if options["packs"] < 1:
         raise UserError(f"packs must be 1 or more, got {options['packs']}")
     print_unread("studies.base_model.corpus", config, sources)
-    # imported late, because it imports torch, which takes seconds
+    # imports torch, which takes seconds
     from studies.base_model.tiny_model import build_tiny_tokenizer
 
     chat = Chat(build_tiny_tokenizer())
@@ -250,7 +247,6 @@ def main(argv: list[str]) -> None:
 
 
 def world_of(trajectory: Trajectory) -> str:
-    """Return the name of a document's environment in the table."""
     if "arms" in trajectory.system:
         return "Bandit"
     return "Sokoban" if "box" in trajectory.system else "FrozenLake"

@@ -12,8 +12,8 @@ from dialogue import Episode, TurnOutcome, TurnRecord
 from grids import FrozenLake, Grid
 from rollout import Trajectory
 
-# The kinds of questions to draw from. A kind that is listed twice is drawn twice as often. "line"
-# asks for a row or column, "move" for the board after an action.
+# The kinds of questions, listed as often as their weight. "line" asks for a row or column, "move"
+# for the board after an action.
 KINDS = [
     "Where",
     "Where",
@@ -33,7 +33,7 @@ KINDS = [
 
 @dataclass
 class DrillRecord(TurnRecord):
-    """A question, its right answer (`truth`) and the answer that was given."""
+    """A question, its right answer (`truth`) and the given answer."""
 
     question: str = ""
     truth: str = ""
@@ -43,8 +43,8 @@ class DrillRecord(TurnRecord):
 class Drill(Episode):
     """An episode of questions about a board of a grid world. A right answer earns a reward of 1.
 
-    A question such as "Left" asks for the board after this action. The action is executed without
-    slip, and later questions are about the new board."""
+    A question such as "Left" asks for the board after this action, without slip. Later questions
+    are about the new board."""
 
     def __init__(self, env: Grid, questions: list[str], rng: np.random.Generator):
         super().__init__(env, Config())
@@ -63,7 +63,7 @@ class Drill(Episode):
         return f"{observation}\n{question}?"
 
     def _answer(self, question: str) -> str:
-        """Return the right answer to a question. If the question is an action, execute it."""
+        """Return the right answer. If the question is an action, execute it."""
         env = self.env
         size = env.size
         kind, *number = question.split()
@@ -99,7 +99,6 @@ class Drill(Episode):
 
 
 def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]:
-    """Draw `count` random questions about the boards of an environment."""
     lines = [f"{kind} {i + 1}" for kind in ("Row", "Column") for i in range(env.size)]
     choices = {"line": lines, "move": env.actions}
     questions = []
@@ -109,10 +108,7 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 
 
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the share of right answers by name, such as "player", "wall" or "next_board".
-
-    The parts of an answer to "Where" are the player, the goal or all targets, and all holes or all
-    boxes. An answer to "Row" or "Column" is scored cell by cell; walls also count under "wall"."""
+    """Return the share of right answers by name, such as "player", "wall" or "next_board"."""
     right = defaultdict(list)
     for drill in drills:
         for turn in drill.turns:
@@ -127,7 +123,7 @@ def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def answer_parts(kind: str, answer: str) -> list[str]:
-    """Split an answer into the parts that are scored one by one."""
+    """Split an answer into parts, which are scored one by one."""
     if kind == "Where":
         return answer.rstrip(".").split(". ")
     if kind in ("Row", "Column"):

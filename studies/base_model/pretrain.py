@@ -4,10 +4,8 @@
         studies/base_model/config/pretraining.py
 
 It writes out/pretraining/model, the model that base/ holds. The loop, the optimizers and the
-checkpoints are those of tools/sft.py. The documents depend on the settings, the step and the
-index of their pack, but not on the number of processes. An interrupted run continues from its
-checkpoint in out_dir. Every --eval_every steps, the model plays games and answers questions on
-held-out boards (board_probes.py), and is saved.
+checkpoints are those of tools/sft.py. The documents do not depend on the number of processes. Every
+--eval_every steps, the model is probed on held-out boards (board_probes.py) and saved.
 """
 
 from configurator import SftConfig, UserError, load_config
@@ -57,7 +55,7 @@ def main(argv: list[str]) -> None:
 
 
 def train(config: SftConfig, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
-    """Train a model and write it to out_dir, or continue an interrupted run there."""
+    """Train a model and write it to out_dir, or continue a run there."""
     out_dir = Path(config.out_dir)
     model, tokenizer = build_tiny(config.seed, config.model)
     policy = Policy(model.to(device))
@@ -76,7 +74,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return the documents from which this rank learns in a step, in packs.
+    """Return the documents of this rank in a step, in packs.
 
     A pack is one forward and backward pass."""
     progress = step / config.sft_steps

@@ -1,4 +1,4 @@
-"""Tests of card.py, which prints tables of what the base model can do.
+"""Tests of card.py.
 
 Run with:  python -m pytest -q studies/base_model/test_card.py
 """

@@ -1,4 +1,4 @@
-"""Tests of the corpus: its drills, its games, and the boards that it never shows.
+"""Tests of the corpus.
 
 python -m pytest -q studies/base_model/test_corpus.py
 """
@@ -58,7 +58,7 @@ def test_drills_on_a_lake_drawn_by_hand():
         "P_O_\n__O_\n_G__\n___O",  # "Left" against the border changes nothing
         "__O_\nP_O_\n_G__\n___O",  # "Down" does not slip, although success_rate is 0.3
         "Away left edge, up ice. Goal 1 down ice ice, 1 right ice hole, corner goal.",
-        "Right || Down",  # one of the two shortest paths; the seed chooses it
+        "Right || Down",  # one of two shortest paths
     ]
 
 
@@ -107,7 +107,7 @@ def test_a_wrong_answer_earns_nothing_and_the_next_question_comes():
 def test_the_same_path_gives_the_same_documents(chat):
     first, again, other = (read(chat, path, 3) for path in ((0, 5, 0), (0, 5, 0), (0, 6, 0)))
     assert [d.ids for d in first] == [d.ids for d in again] != [d.ids for d in other]
-    assert len({d.system for d in first}) == 1  # a pack has one system prompt
+    assert len({d.system for d in first}) == 1
 
 
 @pytest.mark.slow
@@ -137,8 +137,7 @@ def test_documents_are_right_and_of_every_kind(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("planners", [0.0, 0.5, 1.0])
 def test_every_game_has_a_player_of_the_crowd(chat, planners):
-    """The planner plays a share `sft_planners` of the games. The other players share the rest in
-    the proportions of SHARES."""
+    """The other players share the games that the planner does not play, in proportion to SHARES."""
     sizes = dict(max_context_tokens=1024, micro_batch_tokens=1024)
     config = SftConfig(seed=7, sft_planners=planners, **sizes)
     counts = Counter()
@@ -156,7 +155,7 @@ def test_every_game_has_a_player_of_the_crowd(chat, planners):
 
 
 def test_a_game_with_errors_has_random_turns():
-    """With errors=1.0 every turn is random, so about half of the moves lead away from the goal."""
+    """With errors=1.0 about half of the moves lead away from the goal."""
     env = make_env("frozenlake:success_rate=1")
     episode = Episode(env, Config(actions_per_turn=1))
     episode.open(env.start(("frozenlake", 4, (), 0, 15), [0]))
@@ -172,8 +171,7 @@ def test_a_game_with_errors_has_random_turns():
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """Lakes with frozen probability 0.9 often repeat, so many draws are reserved boards and must
-    be drawn again."""
+    """Lakes with frozen probability 0.9 often repeat, so many draws hit reserved boards."""
     started = []
     start = Env.start
 
@@ -232,8 +230,7 @@ def test_half_of_the_games_begin_with_few_actions_left(chat):
 
 @pytest.mark.slow
 def test_easy_documents_come_first(chat):
-    """The first fifth of the training has four stages: questions about 4x4 lakes, about lakes and
-    6x6 rooms, about 6x6 and 8x8 rooms, about 8x8 rooms."""
+    """Four stages: 4x4 lakes; lakes and 6x6 rooms; 6x6 and 8x8 rooms; 8x8 rooms."""
     sizes_at = {0.0: {4}, 0.049: {4}, 0.051: {4, 6}, 0.099: {4, 6}, 0.101: {6, 8}, 0.151: {8}}
     for progress, sizes in sizes_at.items():
         played = [d for i in range(20) for d in read(chat, (3, i, 0), 2, progress)]

@@ -1,4 +1,4 @@
-"""Tests of pretrain.py, and of the probes that ask the model questions about boards.
+"""Tests of pretrain.py and board_probes.py.
 
 python -m pytest -q studies/base_model/test_pretrain.py
 """
@@ -43,7 +43,7 @@ PRETRAINING = [
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """Pretrain in one process, without the slow probes. Returns: the folder of the run."""
+    """Pretrain in one process, without the slow probes."""
     folder = tmp_path_factory.mktemp("pretraining") / "whole"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "base_report", lambda *_: {})
@@ -76,7 +76,7 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
 
 
 def test_no_model_is_written_during_a_checkpoint(tmp_path, monkeypatch):
-    """After step 3 `export` must wait, because the checkpoint of step 2 is still being written."""
+    """After step 3 `export` must wait until the checkpoint of step 2 is written."""
     writing = []
     write = Saver._write
 
@@ -124,8 +124,7 @@ def read_totals(folder):
 
 
 def test_a_damaged_checkpoint_is_noticed(whole_run, tmp_path, monkeypatch, capsys):
-    """The run continues from an earlier checkpoint, and its final weights equal those of a run
-    without damage, to the last bit."""
+    """The run continues from an earlier checkpoint, with the final weights of `whole_run`."""
     monkeypatch.setattr(pretrain, "base_report", lambda *_: {})
     shutil.copytree(whole_run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run/model")
@@ -192,7 +191,7 @@ def test_reading_is_scored_by_kind():
 
 
 def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
-    # The probe sets reward_density to native, so that each answer earns its own reward.
+    # The probe replaces reward_density, so that each answer earns its own reward.
     config = small_config(eval_size=3, observation="grid", reward_density="dense")
     scores = board_probes.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}

@@ -1,4 +1,4 @@
-"""Tests of tiny_model.py: the random weights, and which texts are single tokens.
+"""Tests of tiny_model.py.
 
 python -m pytest -q studies/base_model/test_tiny_model.py
 """
@@ -18,7 +18,7 @@ from worlds.bandit import Bandit
 
 
 def environment_texts():
-    """Return texts of instances that the tokenizer was not learned from."""
+    """Return texts from which the tokenizer was not learned."""
     texts = []
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
     for spec in [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]:
@@ -51,7 +51,6 @@ def boards():
 
 
 def token_texts(tokenizer, text):
-    """Return the texts of the tokens into which a text is split."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return [tokenizer.decode([token]) for token in ids]
 
@@ -76,7 +75,7 @@ def test_other_shapes_are_refused(small_tokenizer, shape):
     "load", [lambda folder: load_model(folder)[1], AutoTokenizer.from_pretrained]
 )
 def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, load):
-    """AutoTokenizer loads the saved tokenizer as Qwen2Tokenizer, with its own split pattern."""
+    """AutoTokenizer loads Qwen2Tokenizer, which has another split pattern."""
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = load(str(tmp_path))
@@ -90,7 +89,7 @@ def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, lo
 def test_every_cell_of_a_grid_is_one_token(tokenizer):
     seen = set()
     for board in boards():
-        if "√" not in board:  # the next test covers "√"
+        if "√" not in board:  # see the next test
             assert token_texts(tokenizer, board) == list(board)
             seen |= set(board)
     assert seen >= set("PGO_#XSW.BA@\n")

@@ -1,7 +1,4 @@
-"""Build a tiny Qwen2 with random weights, and its tokenizer. pretrain.py trains this model.
-
-The tokenizer is learned from the texts of the environments, so that a board needs few tokens.
-"""
+"""Build a tiny Qwen2 with random weights, and its tokenizer. pretrain.py trains this model."""
 
 from configurator import Config, UserError
 
@@ -35,14 +32,14 @@ VOCAB_SIZE = 768
 HEAD_DIM = 32
 MAX_LAYERS = 100
 MAX_WIDTH = 8192
-# The pattern with which Qwen2's tokenizer splits text before it merges bytes.
+# Qwen2's tokenizer splits text with this pattern before it merges bytes.
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The pattern that splits text while merges are learned: words, digits, "||" and cells of a grid.
+# Splits text into words, digits, "||" and cells of a grid, while merges are learned.
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
-# Tokens besides the learned ones: the tags of a reply, and each digit after a space.
+# Added tokens: the tags of a reply, and each digit after a space.
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 SPACED_DIGITS = tuple(f" {digit}" for digit in range(10))
 
@@ -52,8 +49,7 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
 
     Args:
         seed: the seed of the random weights.
-        shape: layers x width, such as "4x128" (0.85 million parameters). Query heads are 32 wide
-            and share one head of keys and values.
+        shape: layers x width, such as "4x128" (0.85 million parameters).
 
     Raises: UserError for other shapes.
     """
@@ -66,8 +62,8 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
         num_attention_heads=width // HEAD_DIM,
         num_key_value_heads=1,
         max_position_embeddings=4096,
-        # With this rope_theta and initializer_range a model of this size can copy a board after 150
-        # steps. With Qwen2's own values (10,000 and 0.02) it cannot after 250.
+        # With rope_theta 500 and initializer_range 0.09 a model of this size can copy a board after
+        # 150 steps; with Qwen2's values (10,000 and 0.02) not even after 250.
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         initializer_range=0.09,
         vocab_size=VOCAB_SIZE,
@@ -85,7 +81,7 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
 
 
 def _parse_shape(shape: str) -> tuple[int, int]:
-    """Read layers and width from a shape. Raises: UserError if the shape is not legal."""
+    """Read layers and width from a shape."""
     layers, _, width = shape.partition("x")
     if layers.isdecimal() and width.isdecimal() and len(shape) < 10:
         num_layers = int(layers)
@@ -102,9 +98,8 @@ def _parse_shape(shape: str) -> tuple[int, int]:
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Learn byte-level BPE from `environment_texts`. No token joins two words, digits or cells.
 
-    Text is split by LEARNING_SPLIT while merges are learned. The finished tokenizer uses
-    QWEN2_SPLIT, because AutoTokenizer puts that pattern into the tokenizer of every Qwen2 model.
-    Both patterns give the same ids.
+    The finished tokenizer uses QWEN2_SPLIT, because AutoTokenizer puts this pattern into the
+    tokenizer of every Qwen2 model. Both patterns give the same ids.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -128,19 +123,16 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Return a pre-tokenizer that splits text at the matches of a pattern, then into bytes."""
+    """Return a pre-tokenizer that splits text with a pattern, then into bytes."""
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, to_bytes])
 
 
 def environment_texts() -> list[str]:
-    """Return the texts from which the tokenizer is learned: messages and replies of bandits,
-    FrozenLake and Sokoban in every observation mode.
+    """Return the texts from which the tokenizer is learned.
 
-    The texts are the same on every machine. They determine the token ids with which the weights in
-    base/ were trained. Adding an environment here would change the ids, and make these weights
-    useless.
+    Do not change these texts: the weights in base/ depend on the token ids.
     """
     texts = ["system\nuser\nassistant\n_√_√#√"] * 500
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]

@@ -5,8 +5,8 @@
 
 studies/signs.py defines collapses and signs. A sign predicts a collapse if it begins no later than
 the last evaluation before the collapse. In a run without a collapse, each beginning of a sign is a
-false alarm. The factor of each sign is chosen on the runs of every second cell (a method at a
-learning rate), and tested on the runs of the other cells. The warnings that a run prints
+false alarm. A *cell* is a method at a learning rate. The factor of each sign is chosen on the runs
+of every second cell, and tested on the others. The warnings that a run prints
 (support/collapse_signs.py) are tested, too.
 """
 
@@ -63,14 +63,14 @@ class Verdict:
     num_collapsed: int = 0  # runs that collapse
     num_predicted: int = 0  # collapsing runs whose sign begins by the last good evaluation
     num_late: int = 0  # collapsing runs whose sign begins only after that evaluation
-    num_alarmed: int = 0  # num_predicted + number of runs without a collapse that show the sign
+    num_alarmed: int = 0  # num_predicted + runs without a collapse that show the sign
     num_false: int = 0  # beginnings in runs without a collapse
     num_healthy: int = 0  # iterations of runs without a collapse
     leads: tuple[int, ...] = ()  # iterations from the sign to each predicted collapse
 
     @property
     def precision(self) -> float:
-        """The share of runs with an alarm that collapse after it; 0 without an alarm."""
+        """The share of runs with an alarm that collapse; 0 without an alarm."""
         return self.num_predicted / max(1, self.num_alarmed)
 
     @property
@@ -80,7 +80,6 @@ class Verdict:
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
         total = self.precision + self.recall
         return 2 * self.precision * self.recall / total if total else 0.0
 
@@ -95,7 +94,7 @@ class Verdict:
 
 def num_updates(row: Row) -> int:
     """Return the number of iterations in which the filter kept a group and rewards differed inside
-    a group. The gradient norm is None if the filter kept no group."""
+    a group. Without a kept group, the gradient norm is None."""
     count = 0
     series = row["series"]
     for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
@@ -124,7 +123,7 @@ def is_alive(row: Row, starpo: Row) -> bool:
 def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
     """Count how well a sign predicts the collapses of these runs.
 
-    Args: sign: None to judge the first warning that each run printed."""
+    Args: sign: None for the first warning that each run printed."""
     verdict = Verdict()
     for row in rows:
         begun = beginnings(row, sign) if sign else first_warning(row)
@@ -148,7 +147,7 @@ def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
 
 
 def first_warning(row: Row) -> list[int]:
-    """Return a list with the iteration of the first warning that the run printed, or []."""
+    """Return [iteration of the first warning that the run printed], or []."""
     return row["first_warning"][:1] if row["first_warning"] else []
 
 
@@ -164,7 +163,7 @@ def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
 def first_spike(row: Row, factor: float) -> int | None:
     """Return the first iteration whose gradient norm exceeds `factor` times its first level.
 
-    The iterations of the first level itself cannot be spikes. None if there is no spike."""
+    Iterations 1 to FIRST, which define the first level, do not count. None without a spike."""
     norms = row["series"]["grad_norm"]
     first = first_level(norms)
     if first <= 0:
@@ -177,7 +176,7 @@ def first_spike(row: Row, factor: float) -> int | None:
 
 
 def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
-    """Return a Markdown table of what runs do after their first spike, and without a spike.
+    """Return a Markdown table of the collapses of runs with and without a spike.
 
     Each of SPIKES has two lines: for the cells in which some run collapses, and for the others.
 
@@ -320,7 +319,7 @@ def method_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def true_thoughts(row: Row) -> str:
-    """Format the share of true statements in thoughts: medians of the first and last iterations."""
+    """Format the share of true statements in thoughts: medians of the first and last 5 values."""
     values = [value for value in row["series"]["thought_true_frac"] if value is not None]
     return f"{100 * median(values[:FIRST]):.0f} to {100 * median(values[-FIRST:]):.0f}"
 

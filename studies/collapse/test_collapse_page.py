@@ -69,8 +69,7 @@ def test_an_update_without_differing_rewards_does_not_count():
 
 
 def test_a_sign_begins_when_the_level_has_left_the_first_one():
-    """The first level is 1. In iterations 17 to 21, at least two of the last 3 values, and so their
-    median, exceed 2."""
+    """The first level is 1. The median of the last 3 values exceeds 2 in iterations 17 to 21."""
     values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
     row = make_row([0.5] * 6, entropy=values)
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
@@ -123,8 +122,7 @@ def test_the_factor_with_the_best_f1_is_chosen():
         make_row(fall, entropy=[1.0] * 15 + [3.5] * 15),
         make_row([0.9] * 6, entropy=[1.0] * 15 + [1.8] * 15),
     ]
-    # The factor 1.5 gives a false alarm, and 4 misses the collapse. 2 and 3 do neither; `fit` takes
-    # the larger.
+    # The factor 1.5 gives a false alarm, and 4 misses the collapse. Of 2 and 3, `fit` takes 3.
     assert fit("entropy", True, rows) == Sign("entropy", True, 3.0)
 
 
@@ -172,7 +170,6 @@ def test_the_page_counts_collapses_and_survivors():
 
 
 def test_the_page_shows_how_thoughts_fade():
-    """The page shows the medians of the first and the last five values that are not None."""
     shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
     row = make_row([0.9, 0.9], thought_true_frac=shares)
     assert collapse.true_thoughts(row) == "70 to 30"  # of 10 50 70 80 90, and of 0 20 30 40 50

@@ -1,8 +1,8 @@
 """Measure how well the credit of an estimator follows the true advantages of turns.
 
 The true advantage of each of K turns is estimated from m continuations of the game before the reply
-and m after it (studies/credit/play.py). The noise of these estimates lowers every correlation.
-`Truth` estimates the noise, and the measures are corrected for it.
+and m after the reply (studies/credit/play.py). The measures are corrected for the noise of the
+estimates, which lowers every correlation.
 """
 
 import math
@@ -15,13 +15,13 @@ from numpy import ndarray
 from support.statistics import jackknife_interval
 
 DECIDED = 2.0  # a sign is known if the advantage is more than DECIDED standard errors from 0
-# The numbers that `measure` returns. studies/credit/README.md defines them.
+# studies/credit/README.md defines these measures.
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 
 @dataclass
 class Truth:
-    """The returns of m continuations of K turns, and estimates from them."""
+    """The returns of m continuations of each of K turns, and estimates from these returns."""
 
     before: ndarray  # (K, m) returns from the state before the turn
     reply: ndarray  # (K, m) returns from the turn's reply on
@@ -36,12 +36,12 @@ class Truth:
 
     @property
     def advantages(self) -> ndarray:
-        """Unbiased estimates of the true advantages, (K,)."""
+        """Estimated true advantages, (K,)."""
         return self.reply.mean(1) - self.before.mean(1)
 
     @property
     def noise(self) -> ndarray:
-        """Variance of the noise of each estimated advantage, (K,). Turns have independent noise."""
+        """Variance of the noise of each estimated advantage, (K,)."""
         num_draws = self.before.shape[1]
         return (self.before.var(1, ddof=1) + self.reply.var(1, ddof=1)) / num_draws
 
@@ -51,7 +51,7 @@ class Truth:
         return self.before.var(1, ddof=1) / self.before.shape[1]
 
     def spread(self) -> float:
-        """Variance of the true advantages: that of the estimated ones minus their mean noise."""
+        """Variance of the true advantages: variance of the estimates minus their mean noise."""
         return variance_of(self.advantages) - float(self.noise.mean())
 
     def reliability(self) -> float:
@@ -60,22 +60,18 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """Rank correlation that two independent estimates, of m draws each, would have.
-
-        It follows (Spearman and Brown) from the rank correlation of two halves of the draws; NaN if
-        that is not above 0."""
+        """Rank correlation of two independent estimates of m draws (Spearman-Brown), or NaN."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """The approximate rank correlation of exact advantages with the estimates; may be NaN."""
+        """The approximate rank correlation of exact advantages with the estimates, or NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
-        """The number of draws m with which exact advantages and estimates would have this Pearson
-        correlation (`ceiling`). Infinite if the estimates differ by noise only."""
+        """The number of draws that raises Pearson's correlation with the truth to `ceiling`."""
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
@@ -94,12 +90,12 @@ def measure(
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
     Args:
-        credits: (K,) credits that the estimator assigned to the turns.
+        credits: (K,)
         alternatives: (K,) credits if the game goes on differently after the turn's reply.
-        reference: (K,) credits of the estimator to compare with (in the report GRPO).
-        truth: the continuations of the K turns.
+        reference: (K,) credits of the estimator to compare with.
+        truth: continuations of the K turns.
         games: (K,) index of each turn's game.
-        clusters: (K,) index of each turn's group. Games of a group share their board.
+        clusters: (K,) index of each turn's board.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -134,9 +130,8 @@ def with_intervals(
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages between turns of the same game.
 
-    From each credit and each advantage, its mean over the game is subtracted first. The correlation
-    is corrected for the noise of the truth. It is 0 if credits do not differ within any game.
-    Otherwise it is NaN if the estimated advantages differ within games by noise only.
+    The correlation is corrected for noise. It is 0 if the credits within each game are equal, else
+    NaN if the advantages within games differ by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -158,9 +153,9 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 
 
 def right_signs(credits: ndarray, truth: Truth) -> float:
-    """Of the turns with a known sign, return the share whose credit has this sign.
+    """Return the share of the turns with a known sign whose credit has this sign, or NaN.
 
-    A credit of 0 counts as half. NaN if no sign is known."""
+    A credit of 0 counts as half."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan
@@ -169,7 +164,7 @@ def right_signs(credits: ndarray, truth: Truth) -> float:
 
 
 def is_decided(truth: Truth) -> ndarray:
-    """Whether each advantage is far enough from 0 (DECIDED) for its sign to be known, (K,) bool."""
+    """Whether the sign of each advantage is known (see DECIDED), (K,) bool."""
     return np.abs(truth.advantages) > DECIDED * np.sqrt(truth.noise)
 
 
@@ -177,14 +172,12 @@ def variance_shares(
     credits: ndarray, alternatives: ndarray, truth: Truth
 ) -> tuple[float, float, float]:
     """Split the variance of the credits over the turns into three shares that sum to 1:
-    - signal: the part that correlates with the true advantage, positively or negatively. It is the
-      squared correlation, corrected for the noise.
+    - signal: the squared correlation with the true advantage, corrected for the noise.
     - bias: the part that depends on state and reply, but not on their advantage.
     - luck: the part that depends on what happens after the reply. It is half the mean squared
       difference of `credits` and `alternatives`, relative to the variance.
 
-    The shares do not change if all credits are multiplied by a factor. All three are 0 if all turns
-    have the same credit, and NaN if the estimated advantages differ by noise only.
+    All shares are 0 if all credits are equal, and NaN if the advantages differ by noise only.
     """
     total = variance_of(credits)
     if total <= 1e-12 * max(1.0, float((credits**2).mean())):
@@ -200,10 +193,8 @@ def variance_shares(
 def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
     """Compare the critic's values of the states before K turns with the values from continuations.
 
-    "correlation" and "explained" (the share of the variance of the true values that the critic
-    explains) are corrected for the noise of the truth, and NaN if the estimated values differ by
-    noise only. "bias" is the mean error, and "error" the root mean square error without the noise,
-    in reward units.
+    "explained" is the share of the variance of the true values that the critic explains, "bias" the
+    mean error, "error" the root mean square error. All except "bias" are corrected for the noise.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -228,7 +219,7 @@ def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str
 
 
 def variance_of(x: ndarray) -> float:
-    """Return the unbiased variance of x, (n,). NaN if n = 1: the jackknife may leave one turn.
+    """Return the unbiased variance of x, (n,); NaN if n = 1.
 
     >>> variance_of(np.array([1.0, 3.0])), variance_of(np.array([1.0]))
     (2.0, nan)
@@ -254,7 +245,7 @@ def correlation(x: ndarray, y: ndarray) -> float:
 
 
 def ranks(x: ndarray) -> ndarray:
-    """Return the rank of each value of x, from 0 on, (n,). Equal values get their mean rank.
+    """Return the rank of each value of x, from 0 on, (n,). Equal values share their mean rank.
 
     >>> ranks([5.0, 3.0, 5.0]).tolist()
     [1.5, 0.0, 1.5]

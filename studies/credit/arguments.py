@@ -1,4 +1,4 @@
-"""Reads the command line of studies/credit/measure.py, before the slow imports."""
+"""Read the command line of studies/credit/measure.py, before the slow imports."""
 
 from configurator import Config, UserError, load_config
 
@@ -16,22 +16,22 @@ from support.settings_history import read_earlier
 
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
-    "draws": 16,  # continuations of a game from before each reply, and as many from after it
+    "draws": 16,  # continuations from before each reply, and as many after the reply
     "out": "out/credit",
 }
 
 
 @dataclass
 class CreditJob:
-    """The checkpoints that studies/credit/measure.py measures, and its settings."""
+    """The checkpoints to measure, and the settings."""
 
     runs: dict[str, Config]  # folder of a run -> settings of the games to play
     checkpoints: dict[str, dict[str, Path | None]]  # run -> label -> folder; None: no training yet
-    options: dict  # a value for each key of CREDIT_OPTIONS
+    options: dict  # see CREDIT_OPTIONS
 
 
 def read_credit(argv: list[str]) -> CreditJob:
-    """Read the command line of studies/credit/measure.py."""
+    """Read and check the command line."""
     folders = list(takewhile(lambda arg: not arg.startswith("-"), argv))
     missing = [folder for folder in folders if not Path(folder, "config.json").is_file()]
     if missing or not folders:
@@ -59,10 +59,9 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Check that runs that the report pools (same environment and estimator) differ only in seed.
+    """Raise UserError if runs with the same environment and estimator are not seeds of one method.
 
-    Raises: UserError if two of these runs have the same seed, or settings that differ in more
-    than the seed and `seed_groups.WITHOUT_EFFECT`."""
+    The report pools these runs."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
@@ -78,12 +77,12 @@ def _check_pools(runs: dict[str, Config]) -> None:
 
 
 def _earlier_of(folder: str) -> tuple:
-    """The settings that a run had before a restart changed them, without seeds."""
+    """Return the settings before restarts changed them, without seeds."""
     return earlier_without_seed(read_earlier(Path(folder)))
 
 
 def _credit_settings(config: Config) -> Config:
-    """The settings of training, with native rewards, masked observations, no filter and no KL."""
+    """Return the settings of training, with native rewards, no filter and no KL."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(

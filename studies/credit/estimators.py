@@ -1,7 +1,6 @@
 """Compute the credit that each advantage estimator assigns to every turn, as train.py would.
 
-The credit of a turn is the mean advantage of its tokens. The filter of groups is off: all games of
-the batch are kept.
+The credit of a turn is the mean advantage of its tokens.
 """
 
 from configurator import CRITIC_ESTIMATORS
@@ -21,7 +20,7 @@ from rollout import Trajectory, rewards_with_density, split_by_context
 from studies.credit.play import RecordedGame
 from train import count_tokens_per_turn
 
-# Settings of each estimator. They override those of the run.
+# The settings of an estimator override those of the run.
 ESTIMATORS: dict[str, dict] = {
     "GAE": {"estimator": "gae"},
     "bi-level GAE": {"estimator": "bi_level_gae", "turn_gamma": 0.95},
@@ -65,7 +64,7 @@ NEUTRAL = {
 
 
 def estimators_of(learner: Learner) -> dict[str, dict]:
-    """Return the ESTIMATORS that a learner can compute: without a critic, those that need none."""
+    """Return the ESTIMATORS that the learner can compute. Some need its critic."""
     found = {}
     for name, settings in ESTIMATORS.items():
         if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:
@@ -74,9 +73,7 @@ def estimators_of(learner: Learner) -> dict[str, dict]:
 
 
 def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) -> np.ndarray:
-    """Return the credit that an estimator assigns to each turn of a batch of games, (K,).
-
-    The advantages are those of `train.build_experience`, with the critic of the learner."""
+    """Return the credit that an estimator assigns to each turn of a batch of games, (K,)."""
     config = replace(learner.config, **{**NEUTRAL, **settings})
     variant = copy.copy(learner)
     variant.config = config
@@ -101,7 +98,7 @@ def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray
 
 
 def shaped(game: RecordedGame, density: str) -> Trajectory:
-    """Return the trajectory of a game, with its rewards changed to a `reward_density`."""
+    """Return the trajectory of a game with rewards of another `reward_density`."""
     trajectory = game.trajectory
     if density == "native":
         return trajectory
@@ -126,12 +123,9 @@ def credits_of_alternatives(
 ) -> np.ndarray:
     """Return the credit of each turn if its game had gone on differently after the reply, (K,).
 
-    For each call of `credits_of`, at most one game of every group is replaced, so the other games
-    of its group are original. Whitening runs over all groups, so the credit of estimators that
-    whiten also depends on the games replaced in other groups.
+    At most one game of every group is replaced at a time.
 
-    Args: alternatives: one game for each turn. It repeats the game of this turn up to the reply,
-        and then goes on with fresh noise."""
+    Args: alternatives: for each turn, its game continued with fresh noise after the reply."""
     starts = first_turns(games)
     credits = np.full(starts[-1], np.nan)
     for changes in rounds_of_turns(games, learner.config.group_size):
@@ -151,7 +145,7 @@ def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
 
 
 def rounds_of_turns(games: Sequence[RecordedGame], group_size: int) -> list[list[tuple[int, int]]]:
-    """Split all turns into rounds that hold at most one turn of each group.
+    """Split all turns into rounds with at most one turn of each group.
 
     Returns: lists of (index of the game, index of the turn in this game)."""
     queues = []

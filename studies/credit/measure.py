@@ -1,10 +1,10 @@
 """Measure how well the credit of each advantage estimator agrees with the true advantage.
 
-The script takes checkpoints of runs on FrozenLake or Sokoban. The policy of each checkpoint plays
-the games of one training iteration. For every turn of these games the script computes
+The policy of each checkpoint plays the games of one training iteration on FrozenLake or Sokoban.
+The script computes for every turn
 
 - the true advantage under this policy, estimated by Monte Carlo: the game is continued --draws
-  times from the exact state before the turn, and as often after its reply, with fresh noise;
+  times from the exact state before the turn, and as often after the turn's reply;
 - the exact advantage under optimal play;
 - the credit that each estimator of train.py assigns to the turn (the mean advantage of its tokens).
 
@@ -13,9 +13,8 @@ the games of one training iteration. For every turn of these games the script co
     python -m studies.credit.measure out/A --checkpoints=end --draws=64 --num_groups=64
 
 Runs must keep their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
-model before training, "end" the newest checkpoint. The measurements of each checkpoint are a file
-in OUT/cases, and a second call does not repeat them. OUT/credit.json, OUT/credit.md and
-OUT/credit.png hold the results. studies/credit/README.md explains the measures.
+model before training, "end" the newest checkpoint. Checkpoints with a file in OUT/cases are not
+measured again. Results go to OUT/credit.json, .md and .png (explained in studies/credit/README.md).
 """
 
 from configurator import Config, UserError
@@ -46,10 +45,10 @@ from studies.credit.play import Player, RecordedGame, monte_carlo, play_groups
 from studies.credit.report import write_report
 from support.run_folder import read_json, write_atomically
 
-SEED_SHUFFLE = 65  # part of a random seed, like those in studies/credit/play.py
+SEED_SHUFFLE = 65  # see the seeds in play.py
 PLANNER = "planner's step reward"
 SHUFFLED = "planner's step reward, shuffled"
-DIGITS = 6  # decimals of the numbers in OUT/cases
+DIGITS = 6  # decimals in OUT/cases
 
 
 def main(argv: list[str]) -> None:
@@ -61,21 +60,21 @@ def main(argv: list[str]) -> None:
 
 
 def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
-    """Return the measurements of all checkpoints of a run. Those without a file are made now."""
-    cases = {}  # label of a checkpoint -> its measurements; None: not measured yet
+    """Return the measurements of all checkpoints of a run."""
+    cases = {}  # label of a checkpoint -> measurements, or None if not measured yet
     for label, folder in job.checkpoints[run].items():
         settings = settings_of_case(job, run, config, folder)
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # Files hold no label, because it can change: "end" becomes "20" if the run goes on.
+    # Files hold no label, because "end" becomes "20" if the run goes on.
     return [{**case, "label": label} for label, case in cases.items()]
 
 
 def measure_missing(
     job: CreditJob, run: str, config: Config, cases: dict[str, dict | None]
 ) -> None:
-    """Measure the checkpoints whose case is None, write their files, and fill in `cases`."""
+    """Fill in the cases that are None, and write their files."""
     device, dtype = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device, dtype)
     # "start" comes first, while the learner still has its initial weights.
@@ -101,7 +100,7 @@ def case_path(job: CreditJob, run: str, folder: Path | None) -> Path:
 
 
 def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | None) -> dict:
-    """Return the settings of a measurement. `read_case` refuses a file with other settings."""
+    """Return the settings that identify a measurement."""
     return {
         "run": str(Path(run)),
         "checkpoint": folder.name if folder else "start",
@@ -111,9 +110,7 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
 
 
 def read_case(path: Path, settings: dict) -> dict | None:
-    """Read the case that an earlier call measured. Returns: None if there is no file.
-
-    Raises: UserError if the file was measured with other settings."""
+    """Read the case of an earlier call, or None. Raises: UserError if its settings differ."""
     if not path.is_file():
         return None
     case = read_json(path, {"turns": {}})
@@ -129,7 +126,7 @@ def read_case(path: Path, settings: dict) -> dict | None:
 
 
 def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
-    """Play games with the present weights, continue them from every turn, and assign credit.
+    """Play games, continue them from every turn, and assign credit.
 
     Returns: "success": the share of games that were won; "cpu_s": CPU seconds; "turns": columns
         with an entry for each of K turns ("critic" is None without a critic); "credits": name ->
@@ -160,7 +157,7 @@ def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
 
 
 def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]]:
-    """Return the group and the game of each turn, and its index in the game, as three columns."""
+    """Return columns with the group, the game and the index in the game of each turn."""
     columns = {"group": [], "game": [], "turn": []}
     for index, game in enumerate(games):
         for turn in range(game.num_turns):
@@ -173,8 +170,7 @@ def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]
 def controls(
     games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
 ) -> dict[str, list]:
-    """Return the credits that two controls give: the planner's step reward (the turn's reward plus
-    the change of the optimal value), and this reward shuffled among the turns of its game."""
+    """Return the credits of two controls: the planner's step reward, and this reward shuffled."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

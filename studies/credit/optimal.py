@@ -1,8 +1,7 @@
 """Compute exact values of optimal play on FrozenLake and Sokoban, under the limits of the policy.
 
-In each turn a player chooses 1 to `actions_per_turn` actions before it sees the result of any of
-them. The numbers of turns and of actions in a game are limited. The value of a state is the largest
-expected sum of rewards from this state to the end of the game. A finished game has value 0.
+In each turn a player chooses 1 to `actions_per_turn` actions before it sees the result of any. The
+value of a state is the largest expected sum of rewards from this state to the end of the game.
 """
 
 from configurator import Config
@@ -21,7 +20,7 @@ from worlds.planners import lake_transitions, move_sequences
 
 
 def state_value(episode: Episode) -> float:
-    """Return the optimal value of the present state of an episode, before its next turn."""
+    """Return the optimal value of an episode's present state; 0 if the game is over."""
     config = episode.config
     env = episode.env
     turns_left = config.max_turns - episode.turn_idx
@@ -35,10 +34,9 @@ def state_value(episode: Episode) -> float:
 
 
 def reply_value(episode: Episode, actions: list[str]) -> float:
-    """Return the expected sum of rewards if the next turn executes `actions` and optimal play
-    follows.
+    """Return the expected sum of rewards of a turn with these actions, followed by optimal play.
 
-    Format penalty and think bonus are left out. Unknown actions are ignored."""
+    Format penalty and think bonus are left out."""
     env = episode.env
     legal = [action for action in actions if env.is_legal(action)]
     if isinstance(env, FrozenLake):
@@ -53,10 +51,7 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 
 
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the advantage of each reply under optimal play, (K,), averaged over slips.
-
-    An advantage can exceed 0 in two cases only: if the reply earns a think bonus, or if it executes
-    no action and the format penalty costs less than the action that optimal play has to take."""
+    """Return the advantage of each reply under optimal play, (K,), averaged over slips."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -109,10 +104,9 @@ def lake_values(
     budget: int,
     max_turns: int,
 ) -> np.ndarray:
-    """Return, for every state, the largest probability of reaching the goal.
+    """Return the largest probability of reaching the goal from every state.
 
-    Returns: (max_turns + 1, cells, budget + 1), by turns left, cell and actions left. The goal has
-        1 and holes have 0, so a mean over next cells includes the reward for reaching the goal."""
+    Returns: (max_turns + 1, cells, budget + 1), by turns left, cell and actions left."""
     single_moves = lake_transitions(size, holes, goal, success_rate)
     sequences = move_sequences(single_moves, min(actions_per_turn, budget))
     values = np.zeros((max_turns + 1, size**2, budget + 1))
@@ -132,7 +126,7 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
     single_moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
     cells = np.zeros(env.size**2)  # probability of each cell
     cells[env.player] = 1.0
-    # No move leaves the goal or a hole, so actions after a game's end change nothing.
+    # No move leaves the goal or a hole, so actions after the end of the game change nothing.
     for action in legal:
         cells = cells @ single_moves[names.index(action.strip().lower())]
     values = _values_of_lake(env, episode.config)
@@ -156,8 +150,7 @@ class SokobanValues:
     ) -> float:
         """Return the largest sum of rewards from a state to the end of the game.
 
-        Args: actions, turns: the numbers left, including the present turn. used: the number of
-            actions taken in the present turn; the turn may end after its first action."""
+        Args: actions, turns: the numbers left. used: actions taken in the present turn."""
         if actions == 0 or turns == 0:
             return 0.0
         state = (player, boxes, actions, turns, used)
@@ -183,7 +176,7 @@ class SokobanValues:
 
 @lru_cache(maxsize=256)
 def sokoban_values(instance: tuple, spec: str, actions_per_turn: int) -> SokobanValues:
-    """Return the values of a room, which are computed on demand and cached."""
+    """Return the cached values of a room."""
     env = make_env(spec)
     env.start(instance, noise_seed=[0])
     return SokobanValues(env, actions_per_turn)

@@ -4,12 +4,9 @@
     python -m studies.credit.measure RUN...  # the credit of each estimator
     python -m studies.credit.page          # fills the tables of studies/credit/README.md
 
-The *speed* of a run is its mean success over its evaluations after the start; all runs take about
-the same CPU time (studies/experiments.py). The *credit* of a turn is the mean advantage of its
-tokens. The *accuracy* of an estimator at a checkpoint is the rank correlation of credit and true
-advantage over turns. For every environment, checkpoint and seed of training, this script computes
-the rank correlation of accuracy and speed over the estimators. The page shows its mean over seeds,
-with an interval by Student's t.
+The *speed* of a run is its mean success over its evaluations after the start. The *accuracy* of an
+estimator is the rank correlation of credit and true advantage over turns. The script correlates
+accuracy and speed over the estimators, once for each environment, checkpoint and seed of training.
 """
 
 from configurator import UserError
@@ -48,10 +45,10 @@ Row = dict  # the record of one run, see studies/runs.py
 
 
 class Result(NamedTuple):
-    """How fast the S runs of one estimator learn, one for each seed, and how accurate it is."""
+    """How fast the S runs of an estimator (one for each seed) learn, and its accuracy."""
 
     name: str
-    speeds: np.ndarray  # (S,) mean success over the evaluations of each run
+    speeds: np.ndarray  # (S,) see `speed_of`
     last: np.ndarray  # (S,) success after the last iteration
     cpu_s: float  # CPU seconds of RL, mean over the runs
     accuracies: dict[str, float]  # checkpoint -> rank correlation with the true advantage
@@ -79,7 +76,7 @@ def main(argv: list[str]) -> None:
 def results_of(
     world: str, curves: dict[str, Sequence[Row]], summaries: Sequence[dict]
 ) -> list[Result]:
-    """Return one result for each estimator that trained policies in the environment `world`.
+    """Return a result for each estimator that trained policies in the environment `world`.
 
     Args: curves: "WORLD ESTIMATOR" -> rows of its runs. summaries: the entries of CREDIT about
         `world`, one for each checkpoint.
@@ -155,9 +152,7 @@ def credit_table(summaries: Sequence[dict]) -> str:
 
 
 def speed_table(results: Sequence[Result]) -> str:
-    """Return a Markdown table with a row for each estimator that trained policies, fastest first.
-
-    Differences to GRPO are paired by seed."""
+    """Return a Markdown table of the estimators, fastest first. Differences are paired by seed."""
     labels = list(results[0].accuracies)
     (reference,) = [result for result in results if result.name == REFERENCE]
     headings = ["estimator", "mean success %, by seed", "less GRPO's, by seed", "last %", "CPU-s"]
@@ -197,7 +192,7 @@ def correlation_table(results: Sequence[Result]) -> str:
 
 
 def interval(number: Sequence[float | None]) -> str:
-    """Format a value with its 95 % interval. Args: number: value and half-width; None: not known.
+    """Format a value with its 95 % interval. Args: number: value and half-width, or None.
 
     >>> interval([0.5, 0.1]), interval([None, None])
     ('0.50 [0.40, 0.60]', 'not known')

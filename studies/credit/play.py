@@ -1,9 +1,7 @@
 """Continue games from the exact state before any turn, to estimate values by Monte Carlo.
 
-A `RecordedGame` keeps a copy of its episode before every turn. `restore` makes a game that starts
-from such a copy, with the same board, actions left, messages, tokens and random numbers.
-`monte_carlo` continues restored games with fresh random numbers. The mean return of m continuations
-is an unbiased estimate of the state's value under the policy that plays.
+The mean return of m continuations with fresh random numbers is an unbiased estimate of the state's
+value under the policy that plays.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from rollout import Reply, Rollout, RolloutScheduler, Trajectory, make_episode
 if TYPE_CHECKING:  # torch takes seconds to import, and only models need it
     from engine import Engine
 
-# Parts of random seeds, so that each purpose has a random stream of its own.
+# Each purpose has its own random stream.
 SEED_BOARDS = 61  # choice of boards
 SEED_GAMES = 62  # sampling of tokens
 SEED_BEFORE = 63  # continuations from the state before a turn
@@ -32,7 +30,7 @@ SEED_REPLY = 64  # continuations that begin with the turn's own reply
 
 
 class RecordedGame(Rollout):
-    """A rollout that keeps a copy of its episode before every turn."""
+    """A rollout with a copy of its episode before every turn."""
 
     def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0, env: str = ""):
         super().__init__(episode, seed, member=member, env=env)
@@ -47,12 +45,12 @@ class RecordedGame(Rollout):
         return len(self.trajectory.turns)
 
     def states_and_end(self) -> list[Episode]:
-        """The episode before each turn and after the last one."""
+        """Return the episode before each turn and after the last turn."""
         return [*self.states, self.episode]
 
 
 def copy_episode(episode: Episode) -> Episode:
-    """Return an independent copy with the same board, actions left, turn and random numbers."""
+    """Return an independent copy, with the same random numbers."""
     twin = copy.copy(episode)
     twin.env = copy.deepcopy(episode.env)
     twin.plan_lengths = list(episode.plan_lengths)
@@ -60,7 +58,7 @@ def copy_episode(episode: Episode) -> Episode:
 
 
 def restore(game: RecordedGame, turn: int) -> RecordedGame:
-    """Return a copy of a game before a turn. With the same noise, it repeats the original game."""
+    """Return a copy of a game in the state before a turn."""
     trajectory = game.trajectory
     twin = RecordedGame(
         copy_episode(game.states[turn]),
@@ -75,7 +73,7 @@ def restore(game: RecordedGame, turn: int) -> RecordedGame:
 
 
 def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
-    """Give the rest of a restored game its own transition noise and sampling noise."""
+    """Give the rest of a restored game new transition and sampling noise."""
     trajectory = game.trajectory
     numbers = (*trajectory.seed, trajectory.member, game.num_turns, purpose)
     game.episode.env.rng = np.random.default_rng([*numbers, draw])
@@ -84,7 +82,7 @@ def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
 
 
 def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
-    """Execute the original reply in a restored game, with the restored game's transition noise."""
+    """Execute the original reply in a restored game, with the restored game's noise."""
     turn = original.turns[game.num_turns]
     reply = Reply(
         turn.text,
@@ -135,9 +133,7 @@ class ContinuingScheduler(RolloutScheduler):
 
 
 def play_groups(player: Player, num_groups: int, group_size: int) -> list[RecordedGame]:
-    """Play `num_groups` training boards, `group_size` games each, group after group.
-
-    All runs with the same seed and environment get the same boards."""
+    """Play `num_groups` training boards, `group_size` games each. The seed decides the boards."""
     config = player.config
     games = []
     for group, member in product(range(num_groups), range(group_size)):
@@ -151,24 +147,18 @@ def play_groups(player: Player, num_groups: int, group_size: int) -> list[Record
 
 @dataclass
 class Continuations:
-    """The returns of m continuations for each of the K turns of all games.
-
-    A return is the sum of the rewards from this turn to the end of the game, not discounted."""
+    """The undiscounted returns of m continuations for each of the K turns of all games."""
 
     before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
-    alternatives: list[
-        RecordedGame
-    ]  # K games, one for each turn: those with the returns reply[:, 0]
+    alternatives: list[RecordedGame]  # K games, one for each turn, with the returns reply[:, 0]
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
-    """For every turn, continue its game `num_draws` times from the state before the turn, and as
-    often after the turn's reply.
+    """Continue every game `num_draws` times from the state before each turn and after each reply.
 
-    Each continuation after a reply executes the reply again with new slips, so the reply gets no
-    credit for a lucky slip in the original game. The noise of a continuation is independent of the
-    other continuations and of the original games.
+    Continuations execute the reply again with new slips, so a reply gets no credit for a lucky slip
+    in the original game.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
     from_states = []
@@ -194,9 +184,7 @@ def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -
 
 
 def returns_from(games: Sequence[RecordedGame], turns: Sequence[int]) -> np.ndarray:
-    """Return the sum of each game's rewards from a turn on, (number of games,).
-
-    Args: turns: for each game, the index of this turn."""
+    """Return the sum of each game's rewards from the turn with the given index on."""
     returns = []
     for game, turn in zip(games, turns, strict=True):
         returns.append(sum(played.reward for played in game.trajectory.turns[turn:]))

@@ -1,19 +1,15 @@
-"""Measure how much reward a policy loses against optimal play, and by which of its choices.
+"""Measure how much reward a policy loses against optimal play, and by which choices.
 
     python -m studies.credit.regret config/frozenlake_ppo.py config/models/tiny.py \\
         --model=tiny,out/run/policy
 
-The policy plays --num_groups training boards, --group_size games each, at --temperature. The script
-computes exact values of optimal play under the same limits (studies/credit/optimal.py). The loss of
-a turn is the value of the state before it minus the value of its actions (`reply_value`). This loss
+The policy plays --num_groups training boards, --group_size games each. The loss of a turn is the
+optimal value of the state before the turn minus the value of its actions (`reply_value`). The loss
 has two parts:
 
 - too long: the loss that the policy would avoid by ending the turn at the best moment, after one or
-  more of its actions. The actions after that moment may be superfluous or wrong.
-- the rest: the loss that remains if the turn ends at that moment. The actions before that moment go
-  a wrong way or are too few.
-
-The expected sum of the losses of a game is the gap between the policy and optimal play.
+  more of its actions.
+- the rest: the loss that remains if the turn ends at the best moment.
 """
 
 from configurator import Config, UserError, load_config
@@ -63,7 +59,7 @@ HEADINGS = (
 
 
 class Losses(NamedTuple):
-    """The two parts of the loss of a game against optimal play, in units of the reward."""
+    """The two parts of the loss of a game against optimal play, in reward units."""
 
     too_long: float
     rest: float
@@ -105,9 +101,7 @@ def losses_of(game: RecordedGame) -> Losses:
 
 
 def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
-    """Return the cells of HEADINGS for one model, without its name.
-
-    The losses have 95 % intervals over boards."""
+    """Return the cells of HEADINGS for one model, without its name."""
     losses = np.array([losses_of(game) for game in games])  # (games, 2)
     columns = np.column_stack([losses.sum(1), losses])  # (games, 3)
     boards = np.arange(len(games)) // group_size
@@ -123,7 +117,7 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
-    """Format, as `shares` does, how many actions optimal play would name in each state."""
+    """Format the share of states for each number of actions that optimal play would name."""
     counts = Counter()
     for game in games:
         for state in game.states:
@@ -133,7 +127,7 @@ def planned(games: Sequence[RecordedGame]) -> str:
 
 
 def shares(counts: Counter) -> str:
-    """Format the share of turns for each number of actions, as in '1: 40%, 2: 60%'."""
+    """Format the share of each number of actions, as in '1: 40%, 2: 60%'."""
     total = sum(counts.values())
     return ", ".join(f"{count}: {number / total:.0%}" for count, number in sorted(counts.items()))
 

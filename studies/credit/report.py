@@ -1,7 +1,7 @@
 """Write tables and a picture of how accurate the credit of each estimator is.
 
-A case is what measure.py measured at one checkpoint of one run. Cases of runs that differ only in
-the seed are pooled: the report shows the mean over seeds, with an interval over boards and seeds.
+A case is what measure.py measured at one checkpoint of a run. The report shows means over seeds,
+with intervals over boards and seeds.
 """
 
 import json
@@ -24,9 +24,9 @@ from support.statistics import mean_over_seeds
 from tools.plotting.style import GRAY, draw_legend, look_of, picture
 from tools.plotting.tables import markdown
 
-OPTIMAL = "optimal play"  # a credit: the advantage under optimal play
-REFERENCE = "GRPO"  # the estimator with which all others are compared
-HEADINGS = {  # key of a measure in `Numbers` -> heading of its column
+OPTIMAL = "optimal play"
+REFERENCE = "GRPO"  # the other estimators are compared with GRPO
+HEADINGS = {  # key in `Numbers` -> heading of its column
     "rank": "rank correlation",
     "gain": "less GRPO's",
     "rank_raw": "not corrected",
@@ -51,15 +51,15 @@ Numbers = dict[str, list[float]]  # measure -> [value, half-width of its 95 % in
 
 @dataclass
 class Summary:
-    """The results at one checkpoint of one method in one environment, pooled over seeds."""
+    """The results of a method at one checkpoint in one environment, pooled over seeds."""
 
     env: str
     method: str  # the estimator that trained the policy
     label: str  # of the checkpoint: start, an iteration such as 20, or end
     seeds: list[int]
-    facts: dict[str, float]  # those of `measure_case`, means over seeds
-    estimators: dict[str, Numbers]  # by name of the estimator
-    critic: Numbers | None  # None if the method has no critic
+    facts: dict[str, float]  # from `measure_case`
+    estimators: dict[str, Numbers]
+    critic: Numbers | None
 
     @property
     def title(self) -> str:
@@ -80,7 +80,7 @@ def write_report(out: Path, cases: Sequence[dict]) -> str:
 
 
 def without_nan(value):
-    """Replace NaN and infinity, which JSON does not have, by None in nested dicts and lists."""
+    """Replace NaN and infinity, which JSON lacks, by None in nested dicts and lists."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -94,7 +94,7 @@ def without_nan(value):
 
 
 def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
-    """Measure every case, and pool cases that differ only in the seed."""
+    """Measure all cases, and pool those that differ only in the seed."""
     pools: dict[tuple, list[dict]] = {}
     for case in cases:
         key = (case["env"], case["estimator"], case["label"])
@@ -163,7 +163,7 @@ def pool_seeds(estimators: Sequence[dict[str, Numbers]]) -> dict[str, Numbers]:
 
 
 def pool_numbers(seeds: Sequence[Numbers]) -> Numbers:
-    """Return the means over seeds, with intervals over boards and seeds."""
+    """Return means over seeds, with intervals over boards and seeds."""
     pooled = {}
     for name in seeds[0]:
         values = np.array([seed[name][0] for seed in seeds])
@@ -192,12 +192,12 @@ def section(summary: Summary) -> str:
 
 
 def cells_of(numbers: Numbers, headings: dict[str, str]) -> list[str]:
-    """Return the table cell of each number. Args: headings: name of a number -> column heading."""
+    """Return the table cell of each number."""
     return [cell(*numbers[key], in_percent="%" in words) for key, words in headings.items()]
 
 
 def describe_truth(facts: dict[str, float]) -> str:
-    """Return text on how much was measured, and on the noise of the estimates."""
+    """Describe the number of turns and the noise of the estimates."""
     text = (
         f"{facts['turns']:.0f} turns of {facts['games']:.0f} games a seed, "
         f"{100 * facts['success']:.0f} % won. {facts['draws']:.0f} continuations before and after "
@@ -241,9 +241,7 @@ def cell(value: float, half_width: float, *, in_percent: bool) -> str:
 
 
 def draw(path: Path, summaries: Sequence[Summary]) -> None:
-    """Draw a grid of panels: a column for every environment and method, a row for each of PANELS.
-
-    A point shows an estimator at a checkpoint, with its 95 % interval."""
+    """Draw a column of PANELS for every environment and method."""
     columns: dict[tuple[str, str], list[Summary]] = {}
     for summary in summaries:
         columns.setdefault((summary.env, summary.method), []).append(summary)

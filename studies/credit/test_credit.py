@@ -63,8 +63,6 @@ ACTIONS = ("Left", "Down", "Right", "Up")
 
 
 class Letters:
-    """A chat format whose tokens are character codes, for tests without a tokenizer."""
-
     end = 3
 
     def opening(self, system, user):
@@ -81,7 +79,7 @@ class Letters:
 
 
 class RandomMoves:
-    """An engine whose policy replies with one uniformly random action, whatever the prompt."""
+    """An engine whose policy replies with one uniformly random action."""
 
     busy = False
 
@@ -128,7 +126,6 @@ def exact_values(env):
 
 
 def exact_advantage(state, action):
-    """Return Q(state, action) - V(state) under the policy of RandomMoves."""
     env = state.env
     values = exact_values(env)
     moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
@@ -138,7 +135,6 @@ def exact_advantage(state, action):
 
 @pytest.fixture(scope="module")
 def continued():
-    """Play twelve games of random moves on three 3x3 lakes, and continue every turn 60 times."""
     config = replace(LAKE, env="frozenlake:size=3,success_rate=0.8")
     player = Player(RandomMoves(), Letters(), config)
     games = play_groups(player, 3, 4)
@@ -146,7 +142,6 @@ def continued():
 
 
 def test_continuations_find_the_exact_values_and_advantages(continued):
-    """The estimates differ from exact values and advantages by as much as their noise predicts."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     values = []
@@ -158,7 +153,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     values = np.array(values)
     replies = values + np.array(advantages)
     assert len(found.values) == len(values) > 25
-    # a return is 0 or 1, so its variance is p (1 - p)
+    # A return is 0 or 1, so its variance is p (1 - p).
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
     assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
     common = variance > 1e-3  # with a smaller variance, errors are not normally distributed
@@ -171,7 +166,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
 
 
 def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
-    """The same first action on the same board has the same advantage, wherever slips led."""
+    """On the same board, a first action has the same advantage for all slips."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     starts = np.cumsum([0, *(game.num_turns for game in games)])[:-1]
@@ -197,7 +192,6 @@ def test_returns_are_sums_of_rewards_from_a_turn_on(lake):
 
 
 def test_continuations_begin_in_the_state_of_the_turn(lake):
-    """The first continuation after a reply repeats the turns up to and including this reply."""
     games = play_groups(lake, 4, 4)
     found = monte_carlo(lake, games, 4)
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
@@ -228,15 +222,14 @@ def test_a_continuation_without_room_ends_out_of_tokens(lake):
 
 
 def test_values_of_the_lake_are_those_of_the_best_sequences():
-    """Compare with values computed by hand: a corridor without slips, and a 2x2 lake with slips."""
     holes = frozenset(range(4, 16))
     values = lake_values(4, holes, 3, 1.0, 2, 5, 3)  # goal in cell 3, two actions a turn, no slip
     assert values[1, 0, 5] == 0 and values[2, 0, 5] == 1  # three moves take two turns
     assert values[2, 0, 2] == 0 and values[1, 1, 2] == 1 and values[1, 1, 1] == 0
     slippery = lake_values(2, frozenset([2]), 1, 0.8, 1, 3, 3)
-    # From cell 0, Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with
-    # 0.1. Up reaches the goal with probability 0.1 and stays otherwise. With three turns left, the
-    # value of Up is 0.1 + 0.9 * 0.88, and that of Right only 0.8 + 0.1 * 0.88.
+    # From cell 0, Right reaches the goal with probability 0.8 and the hole with 0.1. Up reaches the
+    # goal with probability 0.1 and stays otherwise. With three turns left, the value of Up is
+    # 0.1 + 0.9 * 0.88, and the value of Right only 0.8 + 0.1 * 0.88.
     assert slippery[1, 0, 3] == pytest.approx(0.8)
     assert slippery[2, 0, 3] == pytest.approx(0.88)
     assert slippery[3, 0, 3] == pytest.approx(0.892)
@@ -244,7 +237,6 @@ def test_values_of_the_lake_are_those_of_the_best_sequences():
 
 
 def test_the_optimal_player_earns_the_value_of_the_lake():
-    """The success rate of games played with the moves of `plan` equals the mean `state_value`."""
     config = replace(LAKE, actions_per_turn=2, actions_per_traj=6)
     wins = []
     values = []
@@ -263,7 +255,6 @@ def test_the_optimal_player_earns_the_value_of_the_lake():
 
 
 def brute_force(env, actions_per_turn, turns):
-    """Return the largest sum of rewards, by trying all sequences of moves."""
     if env.terminated or env.actions_left == 0 or turns == 0:
         return 0.0
     best = -np.inf
@@ -324,8 +315,8 @@ def test_reply_value_averages_over_slips():
     env = episode.env
     env.size, env.holes, env.goal, env.player = 2, frozenset([2]), 1, 0
     env.num_actions = 0
-    # Right reaches the goal with probability 0.8 and the hole with 0.1. With 0.1 it stays in cell
-    # 0, whose value with three turns left is 0.892.
+    # Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with 0.1. The
+    # value of cell 0 with three turns left is 0.892.
     assert reply_value(episode, ["right"]) == pytest.approx(0.8 + 0.1 * 0.892)
     assert reply_value(episode, ["fly"]) == pytest.approx(0.892)
 
@@ -334,7 +325,7 @@ def test_reply_value_averages_over_slips():
     "moves, losses",
     [
         (["Down", "Down", "Right", "Right"], (0, 0)),  # to the goal
-        (["Right", "Right"], (1, 0)),  # the second move is one too many: it ends in the hole
+        (["Right", "Right"], (1, 0)),  # the second move goes into the hole
         (["Right", "Right", "Down"], (1, 0)),
         (["Down", "Right", "Up", "Right"], (1, 0)),  # the first two moves go towards the goal
         (["fly"], (0, 0)),  # no legal action, but the turns left are enough to win
@@ -386,7 +377,6 @@ def test_shuffling_keeps_the_credits_of_each_game():
 
 
 def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
-    """Return random true advantages, and a Truth with noisy returns for them."""
     advantages = rng.normal(0, spread, num_turns)
     before = rng.normal(0, scatter, (num_turns, draws))
     reply = advantages[:, None] + rng.normal(0, scatter, (num_turns, draws))
@@ -394,8 +384,8 @@ def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
 
 
 def test_the_noise_of_the_truth_is_known():
-    """The noise has variance 2 * 0.5^2 / 16 = 0.03125, the true advantages have 0.3^2 = 0.09, so
-    the reliability is 0.09 / 0.12125 = 0.742."""
+    """Noise variance 2 * 0.5^2 / 16 = 0.03125, true variance 0.3^2 = 0.09, so reliability
+    0.09 / 0.12125 = 0.742."""
     _, truth = simulate(np.random.default_rng(0), num_turns=4000)
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)
     assert truth.spread() == pytest.approx(0.09, rel=0.06)
@@ -406,8 +396,7 @@ def test_the_noise_of_the_truth_is_known():
 
 
 def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
-    """Credit is the true advantage plus noise of the same variance: Pearson's correlation 0.707,
-    rank correlation about 0.69."""
+    """Credit is the true advantage plus noise of equal variance: rank correlation about 0.69."""
     for draws in (4, 16, 64):
         rng = np.random.default_rng(1)
         advantages, truth = simulate(rng, num_turns=4000, draws=draws)
@@ -425,7 +414,7 @@ def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
 
 
 def test_shares_separate_bias_from_luck():
-    """The true advantages have variance 1, the bias 2, the luck 3: shares of 1/6, 1/3 and 1/2."""
+    """Variances of 1 (true advantages), 2 (bias) and 3 (luck): shares of 1/6, 1/3 and 1/2."""
     rng = np.random.default_rng(2)
     advantages, truth = simulate(rng, num_turns=20_000, spread=1.0)
     systematic = advantages + rng.normal(0, 2**0.5, 20_000)
@@ -436,7 +425,7 @@ def test_shares_separate_bias_from_luck():
     assert variance_shares(constant, constant, truth) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.filterwarnings("error")  # no warning if the jackknife leaves a single turn
+@pytest.mark.filterwarnings("error")  # the jackknife may leave a single turn
 def test_a_truth_of_noise_alone_is_not_known():
     truth = Truth(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros((2, 2)))
     assert truth.spread() < 0 and truth.draws_for(0.95) == np.inf
@@ -452,7 +441,7 @@ def test_a_truth_of_noise_alone_is_not_known():
 
 
 def test_between_turns_of_a_game_by_hand():
-    """The true advantages are 1 and 0 in game 0, 0 and 1 in game 1. Game 2 has only one turn."""
+    """The true advantages are 1, 0 in game 0 and 0, 1 in game 1. Game 2 has one turn."""
     games = np.array([0, 0, 1, 1, 2])
     exact = np.array([[1.0], [0.0], [0.0], [1.0], [5.0]]).repeat(2, 1)
     truth = Truth(np.zeros((5, 2)), exact)
@@ -468,7 +457,7 @@ def test_between_turns_of_a_game_by_hand():
 
 def test_signs_count_where_the_truth_is_known():
     before = np.zeros((4, 2))
-    # the sign of the last advantage is not known: its two returns are 5 and -4
+    # The sign of the last advantage is not known: its two returns are 5 and -4.
     reply = np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0], [5.0, -4.0]])
     truth = Truth(before, reply)
     assert accuracy.is_decided(truth).tolist() == [True, True, True, False]
@@ -488,7 +477,6 @@ def test_the_critic_is_compared_with_the_true_values():
 
 
 def test_intervals_contain_the_correlation():
-    """The signal is 0.5, and at least 90 % of 200 intervals contain it."""
     rng = np.random.default_rng(5)
     held = 0
     clusters = np.repeat(np.arange(8), 25)

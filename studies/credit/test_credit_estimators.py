@@ -58,7 +58,6 @@ def facts_of(game):
 
 @pytest.mark.parametrize("env", ENVS)
 def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank, env):
-    """Each game is restored before each of its turns, and played with the same noise."""
     chat = Chat(tokenizer)
     config = replace(SETTINGS, env=env)
     player = Player(make_engine(config, trained_model, chat), chat, config)
@@ -70,7 +69,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
     for game, twin in again:
         assert twin.trajectory.status == game.trajectory.status
         assert facts_of(twin) == facts_of(game)
-        # not exact: the engine computes the history of a restored game in one prefill
+        # Not exact: the engine computes the history of a restored game in one prefill.
         logprobs = game.trajectory.rollout_logprobs
         assert twin.trajectory.rollout_logprobs == pytest.approx(logprobs, abs=1e-4)
         assert twin.episode.env.observe() == game.episode.env.observe()
@@ -83,7 +82,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
 
 @pytest.fixture
 def played(trained_folder, one_rank):
-    """Return a function: estimator -> its learner, games (2 groups of 4) and player."""
+    """Return a function: estimator -> learner, games (2 groups of 4), player."""
 
     def play(estimator, **changes):
         settings = dict(num_groups=2, filter_keep=1.0, batch_size=4, estimator=estimator)
@@ -130,7 +129,7 @@ def test_critic_estimators_need_a_critic(played):
 
 
 def test_alternatives_replace_one_turn_of_a_group_at_a_time(played):
-    """GRPO compares within a group, so each credit is that of a batch with one replaced game."""
+    """GRPO compares within a group, so games replaced in other groups change nothing."""
     learner, games, player = played("gae")
     alternatives = monte_carlo(player, games, 2).alternatives
     settings = ESTIMATORS["GRPO by turn"]

@@ -54,15 +54,14 @@ def test_speed_is_the_mean_of_the_evaluations_after_the_start():
 
 
 def test_accuracy_and_speed_are_correlated_for_each_seed():
-    """Numbers are in the order GAE, GRPO, RLOO. At "start", the speeds of seed 0 (0.6, 0.5, 0.3)
-    have the order of the accuracies, and those of seed 1 (0.5, 0.7, 0.8) the reverse order. At
-    "end", the ranks of the accuracies are 0.5, 0.5, 2, because two are equal."""
+    """At "start", the speeds of seed 0 (GAE 0.6, GRPO 0.5, RLOO 0.3) have the order of the
+    accuracies; those of seed 1 (0.5, 0.7, 0.8) have the reverse order."""
     results = results_of("frozenlake", CURVES, SUMMARIES)
     assert [result.name for result in results] == ["GAE", "GRPO", "RLOO"]
     assert results[0].last.tolist() == [0.7, 0.5]
     np.testing.assert_allclose(correlations(results, "start"), [1.0, -1.0])
     half = np.sqrt(3) / 2
-    np.testing.assert_allclose(correlations(results, "end"), [-half, half])
+    np.testing.assert_allclose(correlations(results, "end"), [-half, half])  # ranks 0.5, 0.5, 2
 
 
 def test_a_missing_run_or_credit_is_an_error():
@@ -108,8 +107,8 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(credit_page, "rows_of", lambda figure, scale: curves)
     credit_page.main([])
     text = page.read_text()
-    # With two seeds the half-width is 12.7062 standard errors. Intervals of success are cut off at
-    # 0 and 100 %, those of differences are not.
+    # With two seeds the half-width is 12.7062 standard errors. Only intervals of success are cut
+    # off at 0 and 100 %.
     assert (
         "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
         in text

@@ -7,10 +7,8 @@
 
 Every model and scripted player plays the 256 fixed prompts 16 times. The result is a *row*, a JSON
 file in studies/imitation/rows/: settings, commit, cost, and for every prompt the number of games
-won. From the rows the script writes studies/imitation/table.md.
-
-An interrupted run continues, and a finished row is not repeated. Rows of models that started from
-other weights than those in base/ are ignored.
+won. From the rows the script writes studies/imitation/table.md. An interrupted run continues, and a
+finished row is not repeated. Rows from other weights than those in base/ are ignored.
 """
 
 from configurator import UserError, load_config
@@ -76,9 +74,9 @@ class World(NamedTuple):
     """An environment, and the methods that train models for it."""
 
     title: str
-    files: tuple[str, ...]  # names in config/: the environment and the limits of its games
-    methods: dict[str, Method]  # by the name of the row
-    headline: str  # name of the method with which all rows are compared
+    files: tuple[str, ...]  # names of files in config/: the environment and its limits
+    methods: dict[str, Method]  # name of the row -> method
+    headline: str  # the method with which all rows are compared
     overlays: tuple[str, ...] = ()  # names of files in config/ that come after models/tiny.py
 
 
@@ -88,8 +86,8 @@ def methods_of(
     """Return the methods of one grid world, by the name of their row in table.md.
 
     Args:
-        name: it names the files config/NAME_ppo.py and config/NAME_grpo.py.
-        overlays: names of files in config/ that come after either.
+        name: the files are config/NAME_ppo.py and config/NAME_grpo.py.
+        overlays: names of further files in config/.
         crowd_steps, planner_steps: steps of SFT on the players of the corpus, and on the planner.
         overrides: settings of RL.
     """
@@ -111,8 +109,8 @@ def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict
     """Return StarPO-S with the settings of config/models/tiny.py, and later methods: GiGPO, SAMPO.
 
     Args:
-        star_po_s, later: iterations of StarPO-S and of the later methods, meant for about the CPU
-            time of PPO with 100 iterations.
+        star_po_s, later: iterations of StarPO-S and of the later methods, chosen to take about the
+            CPU time of PPO.
         overrides: settings of the later methods.
     """
     ppo = (f"{name}_ppo",)
@@ -126,7 +124,7 @@ def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict
 
 
 def demonstrations(files: tuple[str, ...], player: str, steps: int) -> Curve:
-    """Return an SFT stage on games of a player ("crowd" or "planner")."""
+    """Return an SFT stage on games of a player: "crowd" (the corpus players) or "planner"."""
     overrides = {"sft_batch_size": 16, "eval_every": steps, "sft_steps": steps}
     return Curve(files, {**overrides, "sft_player": player})
 
@@ -139,7 +137,7 @@ def imitation_of(stage: Curve) -> Method:
 def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: object) -> World:
     """Return a game that the base model has never seen: SFT on its reference player, then RL.
     Args:
-        name: it names the file config/NAME.py.
+        name: the file is config/NAME.py.
         sft: settings of SFT. It has few steps, so that RL has something to improve.
         rl: the RL method in the name of the row; config/NAME.py sets the estimator.
         overrides: settings of RL.
@@ -154,8 +152,8 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
     return World(title, (name,), methods, headline, overlays)
 
 
-# Sokoban games are longer than FrozenLake's, so an iteration has fewer of them. Rewards are ten
-# times larger, and so is the format penalty.
+# Sokoban games are longer than FrozenLake games, so an iteration plays fewer games. Rewards and the
+# format penalty are ten times larger.
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
@@ -252,7 +250,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Train and play to make the rows of a world for which `read_row` finds none.
+    """Make the missing rows of a world.
 
     Args: only: the name of a row, or a part of the names of several rows.
     Raises: UserError if no row has such a name."""
@@ -344,7 +342,7 @@ def play_prompts(world: World, what: str) -> dict[str, list[int]]:
 
 
 def game_words(world: World) -> list[str]:
-    """Return arguments of `load_config` that choose the environment of a world and 256 prompts."""
+    """Return arguments of `load_config` that choose a world and 256 prompts."""
     files = files_at(Curve(world.files, {}, overlays=world.overlays), "tiny")
     return [*(config_path(file) for file in files), "--eval_size=256"]
 
@@ -358,7 +356,7 @@ def row_path(world: str, method: str, seed: int) -> Path:
 
 
 def write_row(world: str, method: str, seed: int, row: dict, commit: str | None) -> None:
-    """Write the file of a row, with the digest of base/, the commit of the code and the machine."""
+    """Write the file of a row, with the hash of base/, the commit and the machine."""
     described = {
         **row,
         "samples": SAMPLES,
@@ -370,7 +368,7 @@ def write_row(world: str, method: str, seed: int, row: dict, commit: str | None)
 
 
 def read_row(world: str, method: str, seed: int) -> dict | None:
-    """Read a row. Returns: None if it is missing or started from weights that differ from base/."""
+    """Return a row, or None if it is missing or started from weights that differ from base/."""
     path = row_path(world, method, seed)
     if not path.exists():
         return None
@@ -396,7 +394,7 @@ def page(names: Sequence[str]) -> str:
 
 
 def recorded(name: str) -> str:
-    """Return the table of a world for the terminal; without rows, a sentence that says so."""
+    """Return the table of a world for the terminal."""
     title = WORLDS[name].title
     lines = world_lines(name)
     if not lines:

@@ -81,7 +81,7 @@ def test_only_the_chosen_rows_run(lab):
 
 
 def test_the_name_of_a_row_chooses_this_row_only(lab):
-    """Only row "PPO" runs, although its name is also a part of "SFT, then PPO"."""
+    """The name "PPO" is also a part of "SFT, then PPO"."""
     comparison.run_world("lake", [1], "PPO")
     assert (
         lab[0] == "train.py config/frozenlake_ppo.py config/models/tiny.py --seed=1"
@@ -116,8 +116,8 @@ def test_players_of_a_world_without_a_grid(monkeypatch):
 
 
 def test_costs_are_those_of_all_stages(lab):
-    """SFT takes 30.5 CPU-s. Each of three iterations of RL takes 2 CPU-s, and samples 10 tokens in
-    each of 8 x 16 games."""
+    """SFT takes 30.5 CPU-s. Each of three RL iterations takes 2 CPU-s and samples 10 tokens in each
+    of 8 x 16 games."""
     row = comparison.run_method(WORLD, WORLD.methods["SFT, then PPO"], 0)
     assert row["costs"] == {"CPU-s": 36.5, "sampled tokens": 3 * 128 * 10}
     assert row["wins"] == [8, 8, 8, 8] and row["settings"] == {"seed": 7}

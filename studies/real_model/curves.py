@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
 
-Run = Sequence[dict]  # the rows of metrics.jsonl, one for each iteration
+Run = Sequence[dict]  # the rows of metrics.jsonl
 
 
 class Panel(NamedTuple):
@@ -41,18 +41,15 @@ def metrics_of(row: dict) -> list[dict]:
 
 
 def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
-    """Draw the metrics of PANELS over the iterations, with a line for each run.
-
-    Args:
-        curves: method -> one run for each seed."""
+    """Draw the metrics of PANELS. Args: curves: method -> one run for each seed."""
     draw_panels(path, PANELS, curves)
 
 
 def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]]) -> None:
-    """Draw metrics over the iterations, four panels in a row, with a line for each run.
+    """Draw metrics over the iterations, four panels in a row.
 
     Args:
-        curves: name in the legend -> runs, which have the same colour."""
+        curves: name in the legend -> runs, which share a colour."""
     looks = looks_of(curves)
     columns = min(4, len(panels))
     num_rows = math.ceil(len(panels) / columns)
@@ -81,7 +78,7 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     with picture(path, width=8.25, height=2.7) as figure:
         for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
             draw_panel(axes, panel, curves, looks)
-        draw_legend(figure, looks)  # without numbers of seeds, which differ between the rates
+        draw_legend(figure, looks)  # no numbers of seeds: they differ between the rates
 
 
 def looks_of(curves: dict[str, list[Run]]) -> dict[str, dict]:
@@ -99,7 +96,6 @@ def in_legend(curves: dict[str, list[Run]], looks: dict[str, dict]) -> dict[str,
 def draw_panel(
     axes: Axes, panel: Panel, curves: dict[str, list[Run]], looks: dict[str, dict]
 ) -> None:
-    """Draw one metric of all runs."""
     axes.set_title(panel.title)
     axes.set_xlabel("iteration")
     if panel.scale == 100:
@@ -111,7 +107,7 @@ def draw_panel(
 
 
 def draw_metric(axes: Axes, panel: Panel, run: Run, look: dict) -> None:
-    """Draw one metric of one run, without the iterations in which it was not measured."""
+    """Draw a metric of a run in the iterations in which it was measured."""
     iterations = []
     values = []
     for row in run:

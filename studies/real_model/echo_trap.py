@@ -3,10 +3,9 @@
     make echo-trap      # about 34 CPU-minutes on one core, and 93 MB of download
 
 The script fetches the model, teaches it the format of replies (the cold start), and trains one copy
-with StarPO and one with StarPO-S. It prints the command of each step. Into out/echo_trap/ it writes
-a picture, replies.md (replies at the start, at the best iteration and at the end), and a web page
-of all recorded replies (starpo/view_against.html). If the script is interrupted, the next call
-continues. studies/real_model/README.md has results with more seeds and methods.
+with StarPO and one with StarPO-S. It writes a picture, replies.md and a web page of all recorded
+replies (starpo/view_against.html) into out/echo_trap/. An interrupted run continues with the next
+call. studies/real_model/README.md has results with more seeds and methods.
 """
 
 from support.terminal import refuse_arguments, run_main
@@ -29,7 +28,7 @@ MODEL = Path("out/smollm2")
 COLD_START = OUT / "cold_start"
 RUNS = {"StarPO": OUT / "starpo", "StarPO-S": OUT / "starpo_s"}
 ITERATIONS = 15
-LEARNING_RATE = 8e-5  # as in the experiment `echo_trap`; smollm2.py has 2e-5
+LEARNING_RATE = 8e-5  # smollm2.py has 2e-5
 CONFIGS = ("config/bandit_grpo.py", "config/models/smollm2.py")
 STARPO_S = ("--filter_keep=0.25", "--clip_high=0.28", "--batch_size=16")
 
@@ -38,7 +37,7 @@ class Step(NamedTuple):
     """One command of the experiment."""
 
     title: str
-    words: tuple[str, ...]  # the command after "python"
+    words: tuple[str, ...]  # after "python"
     result: Path  # exists when the step is done
     minutes: int  # CPU minutes on one core with AVX2
 
@@ -83,7 +82,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_step(words: Sequence[str]) -> None:
-    """Run one command with its output on the terminal. If it fails, exit with its exit code."""
+    """Run one command. If it fails, exit with its exit code."""
     code = subprocess.run([sys.executable, *words]).returncode
     if code:
         print("stopped at this step; the same command continues here", file=sys.stderr)
@@ -91,7 +90,7 @@ def run_step(words: Sequence[str]) -> None:
 
 
 def show_results() -> None:
-    """Write the picture, replies.md and the web page, and print their paths."""
+    """Write the picture, replies.md and the web page."""
     curves = {name: [read_rows(folder / "metrics.jsonl")] for name, folder in RUNS.items()}
     draw_traps(OUT / "echo_trap.png", curves)
     write_atomically(OUT / "replies.md", replies_page(RUNS))

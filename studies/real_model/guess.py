@@ -1,7 +1,7 @@
 """Make the table and the picture of the guessing game from the runs in studies/real_model/guess/.
 
-A run is one JSON file. It holds the command and machine of the run, iteration -> success on the
-evaluation prompts ("curve"), and metric -> its value in every iteration ("series").
+A run is a JSON file with "curve" (iteration -> success on the evaluation prompts) and "series"
+(metric -> its value in every iteration).
 """
 
 from functools import cache
@@ -26,7 +26,7 @@ def read_runs() -> list[dict]:
 
 
 def draw(path: Path) -> None:
-    """Draw the metrics of PANELS over the iterations, with a line for each run."""
+    """Draw the metrics of PANELS, with a line for each run."""
     curves: dict[str, list[list[dict]]] = {}
     for run in read_runs():
         curves.setdefault(f"rate {shown_rate(run)}", []).append(metrics_of(run))
@@ -34,7 +34,7 @@ def draw(path: Path) -> None:
 
 
 def lines() -> list[str]:
-    """Return a Markdown table: success of every run, with its 95 % Wilson interval over prompts."""
+    """Return a table of success, with 95 % Wilson intervals over prompts."""
     cells = []
     for run in read_runs():
         rates = [rate_cell(run, iteration) for iteration in ("0", "10", "20")]

@@ -32,9 +32,9 @@ SIGNS = {
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
 SHOWN = ("bandit StarPO", "bandit StarPO-S")  # curves in the pictures
-AT_LOW_RATE = " at 2e-5"  # end of the labels of curves at the low learning rate
-# A run loses the form (the required format of replies) if the share of valid replies is below LOST
-# in each of its last LAST iterations.
+AT_LOW_RATE = " at 2e-5"  # suffix of labels
+# A run loses the form (the format of replies) if the share of valid replies is below LOST in each
+# of its last LAST iterations.
 LOST = 0.5
 LAST = 5
 HEADINGS = (
@@ -47,7 +47,7 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-GAMES = {  # environment -> its arms in the table, the better one second
+GAMES = {  # environment -> its arms, the better arm second
     "bandit:pair=phoenix": "Phoenix, Dragon",
     "bandit:pair=engineer": "Engineer, Teacher",
     "bandit:pair=trader": "Trader, Librarian",
@@ -63,7 +63,7 @@ GAIN_HEADINGS = (
     "after RL %",
     "RL - cold start",
 )
-Row = dict  # the results of a run, see studies/runs.py
+Row = dict  # see studies/runs.py
 
 
 def main(argv: list[str]) -> None:
@@ -91,13 +91,13 @@ def main(argv: list[str]) -> None:
 
 
 def finished_of(figure: str) -> dict[str, list[Row]]:
-    """Return label -> rows, for the curves of a figure that have finished runs."""
+    """Return label -> rows of finished runs."""
     curves = rows_of(FIGURES[figure].curves, "smollm2")
     return {name: rows for name, rows in curves.items() if rows}
 
 
 def shown_runs(curves: dict[str, list[Row]], suffix: str = "") -> dict[str, list[list[dict]]]:
-    """Return method -> runs, for the curves with the labels SHOWN + `suffix`."""
+    """Return method -> runs, for the labels SHOWN + `suffix`."""
     shown = {}
     for name in SHOWN:
         rows = curves.get(name + suffix, [])
@@ -106,7 +106,6 @@ def shown_runs(curves: dict[str, list[Row]], suffix: str = "") -> dict[str, list
 
 
 def run_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """Return a Markdown table with a line for every run."""
     lines = []
     for name, rows in curves.items():
         for row in rows:
@@ -128,16 +127,13 @@ def run_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def form_cell(row: Row) -> str:
-    """Return the text of the cell "loses the form at"."""
     if "valid_frac" not in row["series"]:
         return "not recorded"
     return str(form_loss(row) or "no")
 
 
 def form_loss(row: Row) -> int | None:
-    """Return the first iteration of the loss of the form, see LOST.
-
-    None if the form is not lost, or if the row has no valid_frac."""
+    """Return the first iteration of the loss of the form (see LOST), or None."""
     valid = row["series"].get("valid_frac", [])
     num_lost = 0
     for fraction in reversed(valid):
@@ -148,24 +144,19 @@ def form_loss(row: Row) -> int | None:
 
 
 def fall_of(row: Row) -> int | None:
-    """Return the iteration of the collapse or of the loss of the form, whichever is first.
-
-    None if there is neither."""
+    """Return the iteration of the collapse or of the loss of the form, the earlier, or None."""
     falls = [iteration for iteration in (collapse_iteration(row), form_loss(row)) if iteration]
     return min(falls, default=None)
 
 
 def last_good_iteration(row: Row) -> int:
-    """Return the last evaluation before the collapse, or the iteration before the loss of the form.
-
-    The run must fall."""
+    """Return the last evaluation or iteration before the fall of a run."""
     if fall_of(row) == form_loss(row):
         return form_loss(row) - 1
     return last_good_evaluation(row)
 
 
 def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """Return a Markdown table with a line for every run and a column for every sign."""
     lines = []
     for name, rows in curves.items():
         for row in rows:
@@ -175,7 +166,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """Return "never", or when a sign begins and its lead before the fall, "late" or "false"."""
+    """Return "never", or when a sign begins, with its lead before the fall, "late" or "false"."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:
@@ -188,9 +179,7 @@ def sign_cell(row: Row, sign: Sign) -> str:
 
 
 def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """Return a Markdown table of success before and after RL.
-
-    A line is for all seeds of one method in one environment."""
+    """Return a table of success before and after RL, with a line for all seeds of a method."""
     lines = []
     for name, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)

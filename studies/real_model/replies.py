@@ -8,12 +8,12 @@ from pathlib import Path
 
 from support.run_folder import read_rows, read_text
 
-SHOWN = 4  # number of replies shown of an iteration
+SHOWN = 4  # replies of an iteration
 MOMENTS = ("start", "best", "end")
 
 
 def replies_page(runs: dict[str, Path]) -> str:
-    """Return a Markdown page with replies of each run. Args: runs: method -> folder of its run."""
+    """Return a Markdown page. Args: runs: method -> folder of its run."""
     lines = ["# Replies", ""]
     for name, folder in runs.items():
         lines += [f"## {name}", "", *reply_lines(folder), ""]
@@ -21,7 +21,7 @@ def replies_page(runs: dict[str, Path]) -> str:
 
 
 def reply_lines(folder: Path) -> list[str]:
-    """Return the lines for one run: a caption and SHOWN replies for each of MOMENTS."""
+    """Return a caption and SHOWN replies for each of MOMENTS."""
     rows = {row["step"]: row for row in read_rows(folder / "metrics.jsonl")}
     records = records_by_step(folder)
     recorded = sorted(records.keys() & rows.keys())
@@ -39,7 +39,7 @@ def reply_lines(folder: Path) -> list[str]:
 
 
 def records_by_step(folder: Path) -> dict[int, list[dict]]:
-    """Return iteration -> recorded trajectories of a run."""
+    """Return iteration -> recorded trajectories."""
     records: dict[int, list[dict]] = {}
     for line in read_text(folder / "trajectories.jsonl").splitlines():
         record = json.loads(line)
@@ -48,13 +48,13 @@ def records_by_step(folder: Path) -> dict[int, list[dict]]:
 
 
 def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, int]:
-    """Return the first recorded iteration, the best one (if equal, the earliest), and the last."""
+    """Return the first, the best (if equal, the earliest) and the last recorded iteration."""
     best = max(recorded, key=lambda step: rows[step]["success"])
     return recorded[0], best, recorded[-1]
 
 
 def spread_out(records: Sequence[dict], count: int) -> list[dict]:
-    """Return up to `count` records at equal distances, so that they are of different groups."""
+    """Return up to `count` records at equal distances, which are of different groups."""
     distance = max(1, len(records) // count)
     return list(records[::distance][:count])
 

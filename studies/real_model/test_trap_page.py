@@ -1,4 +1,4 @@
-"""Tests of the page about the Echo Trap and of the command `make echo-trap`.
+"""Tests of the page about the Echo Trap and of `make echo-trap`.
 
 python -m pytest -q studies/real_model/test_trap_page.py
 """
@@ -16,9 +16,7 @@ from tools.sft import read_sft
 
 
 def row_of(successes, lengths, seed=0):
-    """Return the row of a run.
-
-    Args: successes: before RL and at every fifth iteration. lengths: of replies, by iteration."""
+    """Return a row with success before RL and at every fifth iteration, and lengths of replies."""
     flat = [0.4] * len(lengths)
     series = {
         "success": flat,
@@ -42,7 +40,7 @@ def row_of(successes, lengths, seed=0):
     }
 
 
-# The best success is 1.0 at iteration 5. From iteration 15 on, success is more than 0.2 below it.
+# The best success is 1.0 at iteration 5. From iteration 15 on, success is below 0.8.
 LENGTHS = [20] * 7 + [40] * 13
 COLLAPSED = row_of([0.5, 1.0, 0.9, 0.3, 0.2], LENGTHS)
 
@@ -53,9 +51,8 @@ def test_a_run_in_one_line():
 
 
 def test_a_run_loses_the_form_of_replies():
-    """Success is 100 % from iteration 5 on. From iteration 14 on, a quarter of replies is valid."""
     valid = [1.0] * 10
-    valid += [0.25, 0.25, 0.5]  # two iterations below one half, then one at it
+    valid += [0.25, 0.25, 0.5]  # 0.5 is not below one half
     valid += [0.25] * 7
     row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
     row["series"]["valid_frac"] = valid
@@ -168,8 +165,8 @@ def test_a_missing_model_is_one_sentence():
 def test_a_player_that_guesses_what_is_possible():
     assert guess.chance_of_possible(1, 1) == 1.0
     assert guess.chance_of_possible(2, 1) == 0.5
-    # With three numbers and two turns, a first guess of 1 or 3 wins (1 + 2 * 1/2) / 3 of the games,
-    # and a first guess of 2 wins all of them.
+    # With three numbers and two turns, a first guess of 1 or 3 wins 2/3 of the games, and a first
+    # guess of 2 wins all.
     assert guess.chance_of_possible(3, 2) == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
     assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # the number in README
     assert guess.chance_of_possible(15, 15) == pytest.approx(1.0)
@@ -179,6 +176,6 @@ def test_the_table_of_the_game(monkeypatch):
     run = {"seed": 4, "learning_rate": 2e-5, "eval_size": 128, "curve": {"0": 0.25, "10": 0.5}}
     run["curve"]["20"] = 0.75
     monkeypatch.setattr(guess, "read_runs", lambda: [run])
-    # with Wilson intervals for 32, 64 and 96 wins in 128 games
+    # Wilson intervals for 32, 64 and 96 wins in 128 games.
     cells = "25.0 [18.3, 33.2] | 50.0 [41.5, 58.5] | 75.0 [66.8, 81.7]"
     assert guess.lines()[-1] == f"| 4 | 2e-5 | {cells} |"

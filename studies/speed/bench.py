@@ -12,13 +12,11 @@ config/models/tiny.py. Config files and --key=value override them, except for he
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 
-rollout and update use an untrained model of 4 layers unless another one is given. --repeats=N
-sets the number of measurements (5), --json=PATH writes them to a file. The variants of a benchmark
-run in turn, once to warm up and then N times. A table shows median, smallest and largest value.
-Compare CPU times, because wall time says little on a shared machine. Three benchmarks also check
-that their variants do the same work: rollout compares the tokens, update the loss and the gradient
-norm, iteration the number of tokens. vLLM and TRL (pip install trl) are measured if they are
-installed. `python -m studies.speed.gpu_report` measures on a GPU.
+rollout and update use an untrained model of 4 layers unless another model is given. --repeats=N
+sets the number of measurements (5), --json=PATH writes them to a file. Compare CPU times, because
+wall time says little on a shared machine. rollout, update and iteration check that their variants
+do the same work. vLLM and TRL (pip install trl) are measured if they are installed.
+`python -m studies.speed.gpu_report` measures on a GPU.
 """
 
 from configurator import Config, UserError, load_config
@@ -34,7 +32,7 @@ from support.model_folder import find_model
 from support.run_folder import check_writable, write_atomically
 from support.terminal import run_main
 
-BENCHMARKS = {  # name of a benchmark -> the module whose function of this name runs it
+BENCHMARKS = {  # name of a benchmark -> module with a function of this name
     "rollout": "studies.speed.bench_rollout",
     "update": "studies.speed.bench_update",
     "iteration": "studies.speed.bench_iteration",
@@ -54,7 +52,7 @@ BANDIT = (
     "--batch_size=128",
     "--filter_keep=1.0",
 )
-UNTRAINED = ("rollout", "update")  # benchmarks with an untrained model as the default
+UNTRAINED = ("rollout", "update")  # the default is an untrained model
 OPTIONS = {
     "repeats": 5,
     "json": "",  # file for the measurements
@@ -63,7 +61,7 @@ OPTIONS = {
 
 def main(argv: list[str]) -> None:
     name, config, options = read_arguments(argv)
-    # Imported late, because these imports take seconds: mistakes in argv are reported first.
+    # These imports take seconds, and mistakes in argv should be reported first.
     import torch
 
     import parallel

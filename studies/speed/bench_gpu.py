@@ -1,6 +1,6 @@
 """Measure update, head and engine, for a model with the shape of Qwen2.5-0.5B and random weights.
 
-studies/speed/gpu_pieces.py runs these functions on a GPU, or with small sizes on a CPU.
+On a CPU, all sizes are small.
 """
 
 from configurator import Config, load_config
@@ -39,7 +39,7 @@ SMALL_QWEN = QWEN | {
 
 
 class Sizes(NamedTuple):
-    """The sizes of the model and of its inputs."""
+    """Sizes of the model and of its inputs."""
 
     shape: dict  # settings of Qwen2Config
     num_groups: int  # trajectories of a group share their first prompt
@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
     response_tokens: int  # in a turn
     pack_tokens: int  # in one forward and backward pass (a pack)
     head_positions: int  # sampled tokens in a pack
-    head_chunks: tuple[int, ...]  # numbers of vocabulary columns to compute at a time
+    head_chunks: tuple[int, ...]  # vocabulary columns computed at a time
 
 
 # Workload W1 has long observations, workload W2 short ones, as of a small grid.
@@ -85,19 +85,16 @@ def sizes_for(device: torch.device) -> Sizes:
 
 
 class UpdateCase(NamedTuple):
-    """An update to measure: a workload, an estimator and kernels."""
+    """An update to measure."""
 
     work: str  # "W1" or "W2"
-    estimator: str = "grpo"  # "grpo" trains the policy, "gae" also a critic
+    estimator: str = "grpo"  # "gae" also trains a critic
     packs: int = 1  # size of a pack, in units of sizes.pack_tokens
-    kernel: str = "default"  # of attention: "default" (varlen, if the device has it) or "SDPA"
+    kernel: str = "default"  # "default" (varlen attention, if the device has it) or "SDPA"
     compiled: bool = False
 
     def measure(self, device: torch.device) -> dict[str, float]:
-        """Time one update as in train.py: values, losses, clipping, an AdamW step.
-
-        MFU is the FLOP of `flop_of_learning` divided by time and PEAK_FLOPS.
-        """
+        """Time one update as in train.py. MFU is FLOP divided by time and PEAK_FLOPS."""
         sizes = sizes_for(device)
         config = self.config(device)
         dtype = pick_dtype(config.dtype, device)
@@ -139,8 +136,7 @@ class UpdateCase(NamedTuple):
         return load_config(["config/frozenlake_grpo.py", *arguments])[0]
 
     def flop_of_learning(self, batch: PackedBatch, shape: dict, model) -> float:
-        """Return the FLOP of one pack. PPO adds those of the critic: a forward for the values, then
-        forward and backward."""
+        """Return the FLOP of one pack. PPO adds two forwards and a backward of the critic."""
         num_head = model.lm_head.weight.numel()
         num_body = sum(weight.numel() for weight in model.parameters()) - num_head
         flop = flop_of(batch, shape, num_body, num_head)
@@ -150,15 +146,11 @@ class UpdateCase(NamedTuple):
 
 
 def train_once(learner: Learner, trajectories: list[Trajectory]) -> None:
-    """Compute advantages and take the optimizer steps of one iteration."""
     train.update(learner, train.build_experience(learner, trajectories))
 
 
 def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
-    """Make trajectories with random tokens and rewards. A group shares its first prompt.
-
-    Args: later_tokens: number of tokens before each later turn.
-    """
+    """Make trajectories with random tokens and rewards. A group shares its first prompt."""
     vocabulary = sizes.shape["vocab_size"]
     logprobs = [-float(np.log(vocabulary))] * sizes.response_tokens
     rng = np.random.default_rng(0)
@@ -182,10 +174,8 @@ def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
 def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> float:
     """Count the FLOP of forward and backward.
 
-    A weight costs 6 FLOP for each token; a weight of the head for sampled tokens only. Attention
-    costs 12 x layers x width for each key that a query sees.
-
-    Args: num_body, num_head: number of weights.
+    A weight costs 6 FLOP a token (the head for sampled tokens only), attention 12 x layers x width
+    for each key that a query sees.
     """
     weights = 6.0 * (num_body * len(batch.ids) + num_head * len(batch.response_index))
     layout = PackedLayout(batch)
@@ -197,7 +187,7 @@ def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> fl
 
 @contextmanager
 def attention_kernel(name: str) -> Iterator[None]:
-    """Inside the `with` block, compute attention with SDPA if `name` is "SDPA"."""
+    """In the `with` block, use SDPA if `name` is "SDPA"."""
     has_varlen_kernel = packing.has_varlen_kernel
     if name == "SDPA":
         packing.has_varlen_kernel = lambda _: False
@@ -208,13 +198,11 @@ def attention_kernel(name: str) -> Iterator[None]:
 
 
 def median_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of REPEATS calls, after one call to warm up."""
     times = [seconds_of(run, device) for _ in range(1 + REPEATS)]
     return float(np.median(times[1:]))
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Return the wall time of a call, up to the end of its work on the device."""
     synchronize(device)
     began = time.perf_counter()
     run()
@@ -231,7 +219,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Time forward and backward of the log-probs of one pack, `chunk_size` columns at a time."""
+    """Time forward and backward of the log-probs of one pack."""
     sizes = sizes_for(device)
     width = sizes.shape["hidden_size"]
     vocabulary = sizes.shape["vocab_size"]
@@ -246,7 +234,7 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
         (logprobs.sum() + entropy.sum()).backward()
 
     seconds = median_seconds(run, device)
-    # 4 products: the forward, its repetition in the backward, and two gradients
+    # 4 products: forward, recomputation in the backward, and two gradients
     flop = 4 * 2.0 * sizes.head_positions * width * vocabulary
     return {"ms": 1000 * seconds, "of the peak": flop / PEAK_FLOPS / seconds}
 
@@ -255,9 +243,7 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
 
 
 def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
-    """Time the torch engine on two turns of all trajectories.
-
-    No token ends a reply, so all replies have the same length. Only `config.dtype` is used."""
+    """Time the torch engine on two turns of all trajectories. Only `config.dtype` is used."""
     sizes = sizes_for(device)
     num_rows = sizes.num_groups * sizes.group_size
     config = load_config(
@@ -270,7 +256,7 @@ def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
         ]
     )[0]
     model = build_random(sizes.shape, device=device)
-    engine = make_engine(config, model, SimpleNamespace(end=-1))
+    engine = make_engine(config, model, SimpleNamespace(end=-1))  # no token ends a reply
     del model  # the engine has a copy
     play_turns(engine, sizes, 4)  # to warm up
     begun = engine.num_steps
@@ -286,7 +272,7 @@ def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
 
 
 def play_turns(engine: Engine, sizes: Sizes, response_tokens: int) -> None:
-    """Play two turns of every trajectory, with an observation of W2's length between them."""
+    """Play two turns of every trajectory, with an observation of W2's length between."""
     histories = {}
     for key, trajectory in enumerate(workload(sizes, sizes.later_tokens["W2"])):
         histories[key] = list(trajectory.first_prompt_ids)

@@ -1,6 +1,6 @@
 """Benchmark of the language-model head: log-probs by chunks of the vocabulary, or by full logits.
 
-studies/speed/bench.py runs this file in a new process for every measurement:
+bench.py runs this file in a new process for every measurement:
 
     python -m studies.speed.bench_head 1024   # 1,024 vocabulary columns a chunk; 0: full logits
 """
@@ -25,7 +25,7 @@ VOCABULARY = 151_936  # of Qwen2.5
 def head(config: Config, repeats: int) -> Rows:
     """Measure forward and backward on 2,048 positions: CPU seconds and peak memory (MiB).
 
-    Every measurement has its own process, because the peak memory of a process never falls.
+    Every measurement has its own process, because a process's recorded peak memory never falls.
     """
     variants = {
         "full logits": partial(measure_in_process, 0),
@@ -45,9 +45,9 @@ def measure_head(
     """Measure forward and backward of the log-probs once.
 
     Args:
-        chunk: Number of vocabulary columns in a chunk; 0 for full logits.
+        chunk: Vocabulary columns in a chunk; 0 for full logits.
         rows: Number of positions.
-        vocabulary: Number of tokens in the vocabulary.
+        vocabulary: Number of tokens.
 
     Returns: CPU seconds, and peak memory in MiB beyond the inputs and `weight.grad`.
     """

@@ -26,9 +26,8 @@ TRL_ITERATIONS = 4
 def iteration(config: Config, repeats: int) -> Rows:
     """Measure one iteration: sample replies to a Bandit prompt, and take an optimizer step on all.
 
-    A measurement of train.py is the median of three iterations, after one to warm up. A measurement
-    of TRL is the mean of four. Both train the same policy, and their numbers of sampled tokens must
-    agree within 5 %.
+    A measurement of train.py is the median of three iterations after a warm-up, of TRL the mean of
+    four. The numbers of sampled tokens must agree within 5 %.
     """
     num_replies = config.num_groups * config.group_size
     num_sampled: list[float] = []  # tokens in an iteration of train.py
@@ -63,7 +62,7 @@ def iteration(config: Config, repeats: int) -> Rows:
 
 
 def changes_of(config: Config) -> list[str]:
-    """Return the settings that differ from the defaults, as words of a command line."""
+    """Return the settings that differ from the defaults, as --key=value."""
     changes = []
     for key, value in asdict(config).items():
         if value != getattr(Config, key):
@@ -77,7 +76,7 @@ def bandit_prompt(config: Config) -> list[dict[str, str]]:
 
 
 def time_training(trainer) -> dict[str, float]:
-    """Return seconds per iteration. They include the set-up in train(), 1 % of the time."""
+    """Return seconds per iteration, of which 1 % is the set-up in train()."""
     timer = Timer()
     trainer.train()
     timer.stop()
@@ -90,10 +89,9 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Time iterations of train.py with more trajectories, turns and ranks, and fit exponents.
 
-    An exponent is the slope of log CPU time (for ranks: wall time) over log size. With more than
-    two sizes, the fit leaves out the smallest. The size in turns is the mean number of turns
-    played, on Sokoban with one action a turn. There, replies are cut at 24 tokens, because the base
-    model was not trained on late turns and writes longer replies in them. `config` has no effect.
+    An exponent is the slope of log CPU time (for ranks: wall time) over log size. On Sokoban,
+    replies are cut at 24 tokens, because the base model writes longer replies in late turns.
+    `config` has no effect.
     """
     lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]
@@ -110,7 +108,7 @@ def scale(config: Config, repeats: int) -> dict[str, object]:
 
 
 def grow(quantity: str, runs: dict[int, list[str]], repeats: int) -> dict[str, object]:
-    """Run train.py at each size of a quantity. Returns: a row for each size, and the exponent."""
+    """Run train.py at each size. Returns: a row for each size, and the exponent."""
     rows: dict[str, object] = {}
     sizes = []
     seconds = []

@@ -10,12 +10,12 @@ import numpy as np
 RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
 
 Counts = dict[str, float]
-Run = Callable[[], Counts]  # does the work of a variant once; returns e.g. sampled tokens
+Run = Callable[[], Counts]  # does the work of a variant once
 Rows = dict[str, dict[str, list[float]]]  # variant -> quantity -> [median, smallest, largest]
 
 
 def starts(config: Config) -> list[tuple[tuple[int, int], int]]:
-    """Return (seed of the initial state, index in the group) of each trajectory of an iteration."""
+    """Return (seed of the initial state, index in the group) of each trajectory."""
     return [
         ((71, group), member)
         for group in range(config.num_groups)
@@ -31,7 +31,7 @@ def is_installed(package: str) -> bool:
 
 
 def check(same: bool, difference: str) -> None:
-    """Raises: UserError with the text `difference`, unless variants do the same work."""
+    """Raise UserError with the text `difference` unless the variants do the same work."""
     if not same:
         raise UserError(f"the variants do different work: {difference}")
 
@@ -40,9 +40,8 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
     """Run the variants in turn, once to warm up and then `repeats` times. Print a row for each.
 
     Args:
-        variants: Name -> function that does the work. If it returns "cpu_s" or "wall_s", these
-            values replace the times measured here.
-        repeats: Number of measurements, 1 or more.
+        variants: Name -> function that does the work. "cpu_s" and "wall_s" in its result replace
+            the times measured here.
 
     Returns:
         Variant -> "cpu_s", "wall_s" or a count of the function -> [median, smallest, largest].
@@ -67,7 +66,7 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
 
 
 def measure(run: Run) -> Counts:
-    # Imported here, so that bench.py checks its command line before torch is imported.
+    # bench.py checks its command line before this slow import.
     from support.training_metrics import Timer
 
     timer = Timer()

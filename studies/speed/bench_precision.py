@@ -1,7 +1,7 @@
 """Benchmark of precision: how much the log-probs of engine and trainer differ in each dtype.
 
-Engine and trainer compute the same function of the same weights. The engine computes one token at a
-time with a KV cache, and the trainer whole sequences, so their rounding errors differ.
+The engine computes one token at a time with a KV cache, and the trainer whole sequences, so their
+rounding errors differ.
 """
 
 from configurator import Config
@@ -27,14 +27,14 @@ from studies.speed.random_model import QWEN, build_random
 NUM_REQUESTS = 32
 PROMPT_TOKENS = 64
 RESPONSE_TOKENS = 32
-# Weight of the last norm, which gives logits of a random model a standard deviation of about 4.
+# With this weight of the last norm, the logits have a standard deviation of about 4.
 LOGIT_SCALE = 7.0
 SHAPE = {**QWEN, "num_hidden_layers": 2}
 
 
 @dataclass
 class Request:
-    """A prompt and its response. `pack` reads them as it reads a trajectory."""
+    """A prompt and its response, with the fields of a trajectory that `pack` reads."""
 
     first_prompt_ids: list[int]
     response_ids: list[int]
@@ -49,9 +49,8 @@ class Request:
 
 
 def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
-    """Compare the log-probs of engine and trainer at temperature 1, for a random model of `shape`.
+    """Compare the log-probs of engine and trainer for a random model.
 
-    Args: repeats: has no effect, because nothing is timed.
     Returns: row -> mean, 99th percentile and maximum of the absolute difference, nats.
     """
     network = build_random(shape)
@@ -77,10 +76,7 @@ def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
 
 
 def compare_logprobs(network: PreTrainedModel, config: Config, dtype: torch.dtype) -> Tensor:
-    """Sample with the torch engine and compute the log-probs of the tokens again with the trainer.
-
-    Returns: the absolute difference of the two log-probs of each sampled token, (R,) nats.
-    """
+    """Return the absolute difference of the log-probs of engine and trainer, (R,) nats."""
     config = replace(config, max_running=NUM_REQUESTS, max_context_tokens=128)
     requests, sampled = sample(network, config, dtype)
     policy = Policy(copy.deepcopy(network))

@@ -1,4 +1,4 @@
-"""Benchmark of rollouts: both engines of train.py, vLLM with a barrier, and Hugging Face."""
+"""Benchmark of rollouts: the torch engine, vLLM (also with a barrier), and Hugging Face."""
 
 from configurator import Config
 
@@ -26,8 +26,7 @@ HISTORY_PREFILLED = "Hugging Face, history prefilled every turn"
 def rollout(config: Config, repeats: int) -> Rows:
     """Time the trajectories of one iteration with every engine.
 
-    Sampling is greedy, so that all engines sample the same tokens. The trajectories of a group
-    still differ, because the transitions of the environment are random.
+    Sampling is greedy, so all engines sample the same tokens.
     """
     model, tokenizer = load_model(config.model)
     hf_model = AutoModelForCausalLM.from_pretrained(config.model, attn_implementation="sdpa")
@@ -111,7 +110,7 @@ class Barrier:
 class DrawnLengths:
     """An engine that cuts every reply at a random length: geometric, mean 25, at most 100 tokens.
 
-    The length is drawn from the seed of the reply, so that all engines cut it at the same token.
+    The seed of the reply decides the length, so all engines cut at the same token.
     """
 
     def __init__(self, engine):
@@ -130,12 +129,9 @@ class DrawnLengths:
 
 
 class HuggingFace:
-    """An engine that calls `generate` once a turn, for one batch of all unfinished trajectories.
+    """An engine that calls `generate` once a turn, for a batch of all unfinished trajectories.
 
-    Args:
-        model: A model of transformers.
-        eos_id: The token that ends a reply.
-        keep: Keep the KV cache from turn to turn. Without it, a turn prefills the whole history.
+    Args: keep: keep the KV cache from turn to turn, instead of a prefill of the whole history.
     """
 
     def __init__(self, model: PreTrainedModel, eos_id: int, *, keep: bool):
@@ -152,7 +148,7 @@ class HuggingFace:
         return bool(self.waiting)
 
     def release(self, key: int) -> None:
-        """Do nothing: `step` drops the rows of trajectories for which no turn was added."""
+        """Do nothing: `step` drops trajectories for which no turn was added."""
 
     def add(self, key: int, ids: list[int], *, max_tokens: int, **_) -> None:
         self.waiting.append((key, list(ids), max_tokens))
@@ -189,7 +185,6 @@ class HuggingFace:
         self.mask = self.ids.clone()  # (B, T), 0 on padding
 
     def select(self, keys: Sequence[int]) -> None:
-        """Keep the rows of the trajectories `keys`, and drop all other rows."""
         rows = torch.tensor([self.keys.index(key) for key in keys])
         self.cache.batch_select_indices(rows)
         self.ids = self.ids[rows]

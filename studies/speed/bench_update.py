@@ -24,17 +24,14 @@ from support.training_metrics import Timer
 
 CLIP_LOW = 0.2
 CLIP_HIGH = 0.28
-PADDED_BATCH = 8  # trajectories in a padded micro-batch
+PADDED_BATCH = 8  # trajectories
 TOLERANCE = 5e-5  # allowed difference of loss (absolute) and gradient norm (relative), float32
 
 Part = Sequence[Trajectory]  # a micro-batch
 
 
 def update(config: Config, repeats: int) -> Rows:
-    """Time forward and backward on up to 32 trajectories, cut after 1 to 5 turns.
-
-    Before that, loss and gradient norm of all variants must agree.
-    """
+    """Time forward and backward on up to 32 trajectories, cut after 1 to 5 turns."""
     model, tokenizer = load_model(config.model)
     policy = Policy(model)
     plain = load_plain(config.model)
@@ -68,9 +65,7 @@ def update(config: Config, repeats: int) -> Rows:
 
 
 def load_plain(folder: str) -> PreTrainedModel:
-    """Load a model of transformers that trains the padding token's embedding, as train.py does.
-
-    In SmolLM2 the padding token is also the token that ends a message."""
+    """Load a model of transformers that trains the padding token's embedding, as train.py does."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     model.get_input_embeddings().padding_idx = None
     return model
@@ -104,14 +99,13 @@ class Batch:
         return [self.trajectories[i] for i in indices]
 
     def old_logprobs(self, indices: list[int]) -> Tensor:
-        """Return the log-probs of all response tokens as the engine gave them, concatenated."""
         values = []
         for trajectory in self.part(indices):
             values += trajectory.rollout_logprobs
         return torch.tensor(values)  # (R,)
 
     def loss(self, indices: list[int], logprobs: Tensor) -> Tensor:
-        """Return the clipped policy loss of a micro-batch, divided by the tokens of the batch."""
+        """Return the clipped policy loss, divided by the tokens of the whole batch."""
         lengths = [trajectory.num_response_tokens for trajectory in self.part(indices)]
         advantages = self.advantages[indices].repeat_interleave(torch.tensor(lengths))  # (R,)
         loss, *_ = ppo_loss(
@@ -139,7 +133,7 @@ def forward_backward(
 
 
 def check_results(results: dict[str, dict[str, float]]) -> None:
-    """Stop unless all variants have the loss and the gradient norm of the first variant."""
+    """Raise UserError unless all variants have the loss and gradient norm of the first."""
     expected = next(iter(results.values()))
     for found in results.values():
         loss_error = abs(found["loss"] - expected["loss"])
@@ -153,8 +147,8 @@ def check_results(results: dict[str, dict[str, float]]) -> None:
 def num_operations(model: PreTrainedModel, packed: PackedBatch) -> int:
     """Count the operations of matrix products with weights, forward and backward.
 
-    For each token, a weight costs two operations forward and four backward. The embedding costs
-    none. The head is computed for sampled tokens only. Attention is not counted."""
+    For each token, a weight costs two operations forward and four backward. The head is computed
+    for sampled tokens only."""
     head = model.get_output_embeddings().weight.numel()
     embeddings = {id(model.get_output_embeddings().weight), id(model.get_input_embeddings().weight)}
     body = sum(weight.numel() for weight in model.parameters() if id(weight) not in embeddings)
@@ -162,7 +156,6 @@ def num_operations(model: PreTrainedModel, packed: PackedBatch) -> int:
 
 
 def print_share_of_peak(operations: int, cpu_s: float) -> None:
-    """Print the rate of the packed update as a share of the rate of a large matrix product."""
     peak = measure_peak()
     share = operations / cpu_s / peak
     print(
@@ -202,7 +195,7 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
-    """Compute logits and softmax at every position. Returns: log-probs of response tokens, (R,)."""
+    """Return the log-probs of response tokens, (R,), from logits at every position."""
     ids, attention_mask, response_mask = pad(part)
     logits = model(ids, attention_mask=attention_mask).logits[:, :-1]  # (B, T-1, V)
     logprobs = logits.float().log_softmax(-1)
@@ -216,8 +209,7 @@ def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
 def make_trl_trainer(config: Config, prompt, **options):
     """Make TRL's GRPOTrainer. The reward of a reply is its index in the group.
 
-    Returns:
-        The trainer, and a list to which it appends the number of sampled tokens of each rollout.
+    Returns: the trainer, and a list that collects the number of sampled tokens of each rollout.
     """
     from datasets import Dataset
     from datasets.table import InMemoryTable
@@ -252,7 +244,7 @@ def make_trl_trainer(config: Config, prompt, **options):
 
     _, tokenizer = load_model(config.model)
     trainer = GRPOTrainer(model, reward, trl_config, prompts, processing_class=tokenizer)
-    trainer.current_gradient_accumulation_steps = 1  # set by train(), which `update` does not call
+    trainer.current_gradient_accumulation_steps = 1  # `update` does not call train(), which sets it
     return trainer, num_sampled
 
 

@@ -1,4 +1,4 @@
-"""Measure one piece of gpu_report.py, a group of cases.
+"""Measure one piece (a group of cases) of gpu_report.py.
 
 python -m studies.speed.gpu_pieces update --device=cuda  # one GPU; appends to out/gpu/results.jsonl
 """
@@ -63,7 +63,7 @@ GPU_FIELDS = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.max
 
 
 class NotAvailable(Exception):
-    """Raised if a case cannot be measured here. The message says why."""
+    """A case cannot be measured here."""
 
 
 # ---------- the process
@@ -79,9 +79,9 @@ def main(argv: list[str]) -> None:
 
 
 def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.device) -> None:
-    """Measure the cases that are new or waiting; with vLLM only one of them.
+    """Measure the cases that are new or waiting.
 
-    vLLM cannot start twice in a process, so each case has its own.
+    A piece with vLLM measures one case, because vLLM cannot start twice in a process.
     """
     todo = [name for name in cases if results.state(piece, name) in ("", "waiting")]
     for name in todo:
@@ -95,7 +95,6 @@ def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.
 
 
 def measure_case(piece: str, name: str, case: Case, results: Results, device: torch.device) -> None:
-    """Measure a case and add its result to `results`, or the reason why there is none."""
     try:
         values = case()
         memory = {"peak GiB": parallel.peak_memory(device)}
@@ -103,17 +102,16 @@ def measure_case(piece: str, name: str, case: Case, results: Results, device: to
     except NotAvailable as reason:
         results.add(piece, name, "skipped", reason=str(reason))
     except Exception as error:
-        # The measured code may raise anything, and the other cases should still run.
+        # The other cases should still run.
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         results.add(piece, name, "failed", reason=text)
         print(text, flush=True)
-        if "CUDA error" in text:  # after such an error, CUDA works no more in this process
+        if "CUDA error" in text:  # CUDA works no more in this process
             raise
 
 
 def release_memory(device: torch.device) -> None:
-    """Free the memory of the previous case, and reset the recorded peak."""
-    gc.collect()  # modules of FSDP2 refer to each other in cycles
+    gc.collect()  # FSDP2 modules form reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -122,7 +120,7 @@ def release_memory(device: torch.device) -> None:
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
     """Return the cases of a piece by name, the most useful first.
 
-    Args: deadline: value of time.perf_counter() after which a case begins only its first iteration.
+    Args: deadline: value of time.perf_counter() after which no second iteration begins.
     """
     if piece == "environment":
         return {"this machine": partial(describe_machine, device)}
@@ -160,7 +158,6 @@ def cases_of(piece: str, config: Config, device: torch.device, deadline: float) 
 
 
 def dtypes() -> list[str]:
-    """Return the values of the setting `dtype` except "auto"."""
     return [name for name in CHOICES["dtype"] if name != "auto"]
 
 
@@ -175,7 +172,7 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
     """Return cases with attention by varlen or SDPA, eager or compiled.
 
-    If `packs` is 1, the piece `update` measures one of them, so it is left out."""
+    With `packs` 1, the piece `update` measures the first case, so it is left out."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -211,7 +208,7 @@ def flagship_cases(config: Config, device: torch.device, deadline: float) -> dic
 
 
 def describe_machine(device: torch.device) -> Values:
-    """Return versions and clocks, and measure the rates of a matrix product and of a copy."""
+    """Return versions, clocks, and the rates of a matrix product and of a copy."""
     values: Values = {"Python": platform.python_version()}
     for package in PACKAGES:
         values[package] = version_of(package)
@@ -255,7 +252,7 @@ def tiny_config(device: torch.device, engine: str = "torch", dtype: str = "auto"
 
 
 def start(config: Config, device: torch.device) -> tuple:
-    """Make learner, engine and chat of a run, and load the learner's weights into the engine."""
+    """Make learner, engine and chat of a run, and sync the weights."""
     dtype = pick_dtype(config.dtype, device)
     learner, engine, chat = build_learner(config, device, dtype)
     parallel.sync_weights(engine, learner.policy)
@@ -266,8 +263,8 @@ def start(config: Config, device: torch.device) -> tuple:
 def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajectory], Values]:
     """Run one iteration on the CPU in float32.
 
-    Args: device_type: "cuda" or "cpu", the device to compare; "cpu" plays fewer trajectories.
-    Returns: all trajectories, those that the filter kept, and the metrics of the update.
+    Args: device_type: the device to compare; with "cpu" there are fewer trajectories.
+    Returns: all trajectories, kept trajectories, and the metrics of the update.
     """
     config = tiny_config(torch.device(device_type), dtype="float32")
     config = replace(config, device="cpu")
@@ -284,14 +281,13 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
 
 
 def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Values:
-    """Sample one iteration on `device`, and update on the trajectories that the CPU's filter kept.
+    """Sample one iteration on `device`, update on the CPU's kept trajectories, and compare.
 
-    Compare both parts with the CPU. The torch engine samples the same tokens as on the CPU, except
-    where rounding changes a token.
+    The torch engine samples the same tokens as on the CPU, except where rounding changes a token.
     """
     expected, kept, expected_metrics = reference_on_cpu(device.type)
     config = tiny_config(device, engine_name, dtype)
-    # reference_on_cpu switched deterministic algorithms on; on a GPU this switches them off.
+    # On a GPU this switches off the deterministic algorithms of reference_on_cpu.
     parallel.init_distributed(config)
     learner, engine, chat = start(config, device)
     trajectories = train.collect_rollouts(learner, engine, chat)
@@ -335,7 +331,7 @@ def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> t
 
 
 def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> list[str]:
-    """Return a sentence for each of COMPARED that differs from `expected` by over `tolerance`."""
+    """Return a sentence for each metric that differs from the CPU's by more than `tolerance`."""
     problems = []
     for key in COMPARED:
         found = metrics[key]
@@ -349,7 +345,7 @@ def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> li
 
 
 def restart_of(config: Config, device: torch.device) -> Values:
-    """Update on random tokens, save checkpoints, load one into a new learner, compare weights."""
+    """Update, save checkpoints, load one into a new learner, compare weights."""
     sizes = sizes_for(device)
     dtype = pick_dtype(config.dtype, device)
     model = load_or_build(config, device)
@@ -394,8 +390,7 @@ def load_or_build(config: Config, device: torch.device):
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
     """Return settings of PPO on FrozenLake, for a random model with the shape of Qwen2.5-0.5B.
 
-    Nearly all its replies are malformed, so scores are equal. filter_zero_std=True ranks such
-    groups, too."""
+    Without filter_zero_std, the filter would drop all groups: their scores are equal."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":
@@ -409,7 +404,7 @@ def time_iterations(
 ) -> Values:
     """Time up to `num_iterations` iterations of train.py; after `deadline` only the first begins.
 
-    The first iteration is left out of the medians, unless it is the only one."""
+    Medians leave out the first iteration, unless it is the only one."""
     if not Path(config.model).is_dir() and config.model.endswith("/random_model"):
         save_random(Path(config.model), sizes_for(device).shape, device=device)
     learner, engine, chat = start(config, device)
@@ -436,7 +431,7 @@ def median_of(rows: Sequence[dict], key: str) -> float:
 
 
 def time_flagship(config: Config, device: torch.device, deadline: float) -> Values:
-    """Time up to MAX_ITERATIONS iterations with the pretrained weights of `config.model`."""
+    """Time iterations with the pretrained weights of `config.model`."""
     is_folder = Path(config.model).is_dir()
     if not is_folder and not isinstance(try_to_load_from_cache(config.model, "config.json"), str):
         raise NotAvailable(

@@ -6,10 +6,10 @@
     python -m studies.speed.gpu_report --device=cpu  # the same with tiny models, 1 CPU-minute
 
 A piece is a group of measurements (cases). Each piece has processes of its own (gpu_pieces.py), of
-at most 4 minutes. If a case breaks a process, the remaining cases run in a new one. Results are
-appended to out/gpu/results.jsonl. The next call skips measured pieces and repeats failed ones last.
---out_dir=PATH sets another folder, --model=NAME the model of the piece `flagship`. torch 2.11 and
-transformers are enough; pieces that need vLLM are skipped without it.
+at most 4 minutes. If a case breaks a process, the remaining cases run in a new process. Results are
+appended to out/gpu/results.jsonl. The next call skips measured pieces and repeats failed pieces
+last. --out_dir=PATH sets another folder, --model=NAME the model of the piece `flagship`. Without
+vLLM, the pieces that need it are skipped.
 """
 
 from configurator import Config, UserError, load_config
@@ -41,14 +41,14 @@ NOT_MEASURED = "not measured"
 
 
 class Piece(NamedTuple):
-    """A group of cases, measured in processes of its own."""
+    """A group of cases."""
 
     name: str
     title: str
     needs: str = ""  # "vllm" or "cuda"; "" runs everywhere
 
 
-# The most useful pieces come first, because a GPU may be available for a few minutes only.
+# The most useful pieces come first, because a GPU may be available only for minutes.
 PIECES = (
     Piece("environment", "Versions and rates of the machine"),
     Piece("tiny", "One iteration of the tiny model with the torch engine, against the CPU"),
@@ -92,8 +92,7 @@ class Results:
     """The lines of results.jsonl. The last line of a case is its result.
 
     A line has "piece", "case" ("" for the whole piece), "state" (waiting, running, done, skipped or
-    failed), "values" (name -> number or text) and "reason". A case still "running" after the end of
-    its process has failed.
+    failed), "values" (name -> number or text) and "reason".
     """
 
     def __init__(self, out_dir: Path):
@@ -111,7 +110,6 @@ class Results:
     def add(
         self, piece: str, case: str, state: str, values: dict | None = None, reason: str = ""
     ) -> None:
-        """Append a line to the file."""
         row = {"piece": piece, "case": case, "state": state, "values": values or {}}
         row["reason"] = reason
         self.rows[piece, case] = row
@@ -120,7 +118,7 @@ class Results:
             file.write(json.dumps(row) + "\n")
 
     def state(self, piece: str, case: str = "") -> str:
-        """Return the state of a case, or of the whole piece; "" if there is no line for it."""
+        """Return the state of a case, or of the whole piece; "" if there is none."""
         row = self.rows.get((piece, case))
         return row["state"] if row else ""
 
@@ -139,9 +137,9 @@ def chosen_pieces(names: str) -> list[Piece]:
 
 
 def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
-    """Return the pieces that are not done: first those that have not failed, then those that have.
+    """Return the pieces that are not done, the failed ones last.
 
-    A failed `environment` keeps its place: if it fails again, all others would fail.
+    A failed `environment` keeps its place: without a working device all others would fail.
     """
     states = {piece: results.state(piece.name) for piece in pieces}
     open_pieces = [piece for piece in pieces if states[piece] != "done"]
@@ -152,9 +150,6 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
 
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
     """Measure a piece in processes, one after the other, and add its state to the results.
-
-    No further process starts if no case is waiting, if the last one began no case, or if less than
-    MIN_PROCESS_S is left.
 
     Args: deadline: value of time.perf_counter() at which the last process must have ended.
     """
@@ -172,7 +167,7 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
         ending = run_once(piece, config, results, deadline)
         still_waiting = len(cases_in(("waiting",), piece, results))
         has_time = deadline - time.perf_counter() >= MIN_PROCESS_S
-        # With as many waiting cases as before, the process has begun none.
+        # The process began no case if as many are waiting as before.
         if still_waiting in (0, num_waiting) or not has_time:
             break
         num_waiting = still_waiting
@@ -186,10 +181,7 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
 
 
 def run_once(piece: Piece, config: Config, results: Results, deadline: float) -> str:
-    """Run one process of a piece. It adds the results of its cases to the file.
-
-    Returns: how the process failed, in words; "" after success.
-    """
+    """Run one process of a piece. Returns: how the process failed, in words; "" after success."""
     limit_s = min(MAX_PROCESS_S, deadline - time.perf_counter())
     log = results.path.with_name(f"{piece.name}.log")
     ending = run_process(command_of(piece, config, limit_s), log, limit_s)
@@ -201,7 +193,6 @@ def run_once(piece: Piece, config: Config, results: Results, deadline: float) ->
 
 
 def cases_in(states: Sequence[str], piece: Piece, results: Results) -> list[str]:
-    """Return the names of the cases of a piece that are in one of `states`."""
     cases = [case for name, case in results.rows if name == piece.name and case]
     return [case for case in cases if results.state(piece.name, case) in states]
 
@@ -225,7 +216,7 @@ def command_of(piece: Piece, config: Config, limit_s: float) -> list[str]:
 
 
 def run_process(command: list[str], log: Path, limit_s: float) -> str:
-    """Run a command, append its output to a file, and kill it and its children after `limit_s`.
+    """Run a command with its output in a file, and kill it and its children after `limit_s`.
 
     Returns: how the command failed, in words; "" after success.
     """
@@ -247,11 +238,11 @@ def run_process(command: list[str], log: Path, limit_s: float) -> str:
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """End a process and its children, if any of them still runs.
+    """End a process and its children.
 
     SIGTERM comes first: torchrun then ends its ranks, which are not in its process group.
     """
-    with suppress(ProcessLookupError):  # raised if none of them runs
+    with suppress(ProcessLookupError):  # no process of the group runs
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=TERM_S)
@@ -260,7 +251,6 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def last_lines(log: Path) -> str:
-    """Return the last 300 characters of a log as one line."""
     text = log.read_text(encoding="utf-8", errors="replace")
     return " ".join(text.split())[-300:]
 
@@ -269,9 +259,7 @@ def last_lines(log: Path) -> str:
 
 
 def write_report(results: Results) -> str:
-    """Write report.md beside the results: for each piece its table, or why it was not measured.
-
-    Returns: its text."""
+    """Write report.md beside the results. Returns: its text."""
     parts = []
     for piece in PIECES:
         parts.append(f"### {piece.title} (`{piece.name}`)\n\n{table_of(piece, results)}\n")
@@ -282,7 +270,7 @@ def write_report(results: Results) -> str:
 
 
 def table_of(piece: Piece, results: Results) -> str:
-    """Return a Markdown table of the cases of a piece, or the reason why none was measured."""
+    """Return a table of the cases of a piece, or why none was measured."""
     rows = [row for (name, case), row in results.rows.items() if name == piece.name and case]
     if not rows:
         process = results.rows.get((piece.name, ""))

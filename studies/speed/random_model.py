@@ -4,9 +4,9 @@
     python -m studies.speed.random_model out/qwen --layers=2     # the same widths and vocabulary
     python train.py config/frozenlake_grpo.py --model=out/qwen --filter_zero_std=True
 
-The model has the tokenizer of base/, which knows 768 of the 151,936 tokens. All other tokens decode
-to nothing. So nearly every reply is malformed, and all scores are equal. The filter then keeps no
-group, unless --filter_zero_std=True is set.
+The tokenizer of base/ knows 768 of the 151,936 tokens. All others decode to nothing, so nearly
+every reply is malformed and scores are equal. The filter drops groups with equal scores unless
+--filter_zero_std=True is set.
 """
 
 from configurator import UserError, read_option
@@ -71,13 +71,7 @@ QWEN = {
 def build_random(
     shape: dict = QWEN, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> Qwen2ForCausalLM:
-    """Return a Qwen2 model with random float32 weights.
-
-    Args:
-        shape: settings of Qwen2Config.
-        device: of the weights.
-        seed: of the random weights.
-    """
+    """Return a Qwen2 model with random float32 weights. Args: shape: settings of Qwen2Config."""
     torch.manual_seed(seed)
     config = Qwen2Config(**shape, attn_implementation="layout")
     with torch.device(device):
@@ -87,7 +81,7 @@ def build_random(
 def save_random(
     folder: Path, shape: dict = QWEN, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> None:
-    """Write a random model with the tokenizer of base/. Like Qwen's weights, it is in bfloat16."""
+    """Write a random model in bfloat16, with the tokenizer of base/."""
     network = build_random(shape, device=device, seed=seed)
     network.to(torch.bfloat16).save_pretrained(folder)
     for name in TOKENIZER_FILES:

@@ -1,4 +1,4 @@
-"""Tests of bench*.py: the variants of a benchmark do the same work, and tables show the times.
+"""Tests of the benchmarks bench*.py.
 
 python -m pytest -q studies/speed/test_bench.py
 """
@@ -30,7 +30,6 @@ STARTS = [((4, group), member) for group in range(3) for member in range(3)]
 
 
 def play(engine, config, chat, temperature, seed):
-    """Return trajectories from STARTS, with replies of random lengths."""
     return collect(
         DrawnLengths(engine),
         chat,
@@ -81,7 +80,6 @@ def test_a_barrier_changes_no_token_and_needs_more_steps(trained_folder):
 @pytest.mark.slow
 def test_packed_and_padded_updates_agree_and_are_reported(trained_folder, monkeypatch, capsys):
     monkeypatch.setattr(bench_update, "is_installed", lambda package: False)
-    # update() raises an error if the variants differ
     rows = bench_update.update(
         small_config(max_context_tokens=900, model=str(trained_folder), num_groups=4), 1
     )
@@ -100,7 +98,7 @@ def test_the_update_of_the_untrained_model(monkeypatch, capsys):
 
 
 def test_operations_of_an_update():
-    """6 body weights (2 x 3) for 7 tokens, 10 head weights (5 x 2) for the 4 sampled ones."""
+    """6 body weights (2 x 3) for 7 tokens, 10 head weights (5 x 2) for 4 sampled tokens."""
     model = torch.nn.Module()
     model.embed = torch.nn.Embedding(5, 2)
     model.up = torch.nn.Linear(2, 3, bias=False)
@@ -142,7 +140,7 @@ def test_precision_tells_the_types_apart(capsys):
 
 
 def test_the_table_has_medians_and_extremes(capsys):
-    values = iter([9, 1, 7, 4])  # the first is to warm up
+    values = iter([9, 1, 7, 4])  # 9 is the warm-up
     rows = bench_measure.compare({"a": lambda: {"steps": next(values)}}, 3)
     assert rows["a"]["steps"] == [4.0, 1.0, 7.0]
     assert "steps 4 [1, 7]" in capsys.readouterr().out

@@ -47,7 +47,7 @@ def test_new_pieces_run_before_failed_ones_and_measured_ones_not_at_all(results)
     results.add("tiny", "", "failed", reason="exit code 1")
     results.add("tiny_vllm", "", "skipped", reason="vLLM is not installed")
     names = [piece.name for piece in gpu_report.in_order(list(PIECES), results)]
-    assert names[0] == "tiny_vllm"  # skipped pieces are tried again: vLLM may be installed by now
+    assert names[0] == "tiny_vllm"  # skipped before; vLLM may be installed now
     assert names[1] == "fsdp" and names[-1] == "tiny" and "environment" not in names
     results.add("environment", "", "failed")
     assert gpu_report.in_order(list(PIECES), results)[0].name == "environment"
@@ -96,7 +96,7 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
     ending = gpu_report.run_process(command, tmp_path / "log", 2.0)
     assert ending == "stopped after 2 s"
     pid = int((tmp_path / "log").read_text())
-    for _ in range(50):  # the end of a process takes a moment
+    for _ in range(50):
         if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text():
             break
         time.sleep(0.1)
@@ -105,7 +105,7 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
 
 
 def test_a_process_may_end_its_own_processes(tmp_path, monkeypatch):
-    """On SIGTERM, torchrun ends its ranks, which are in other process groups. SIGKILL follows."""
+    """On SIGTERM, torchrun ends its ranks, which are in other process groups."""
     script = """
 import signal, subprocess, sys, time
 rank = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -132,7 +132,7 @@ def test_a_process_that_fails_is_described_by_the_end_of_its_log(tmp_path):
 
 def test_the_cases_after_a_crash_run_in_a_new_process(results, monkeypatch):
     def die_in_b(command, log, limit_s):
-        other = Results(log.parent)  # a process reads the results anew from the file
+        other = Results(log.parent)
         limits.append(limit_s)
         if other.state("head", "b") == "":
             other.add("head", "a", "done", {"ms": 1})
@@ -188,7 +188,7 @@ def test_no_piece_begins_without_time(tmp_path, monkeypatch, capsys):
     moments = iter([1000.0, 1000.0, 1060.0, 1270.0, 1271.0])
     monkeypatch.setattr(gpu_report.time, "perf_counter", lambda: next(moments))
     gpu_report.main([f"--out_dir={tmp_path}", "--minutes=5"])
-    assert deadlines == [1300.0] * 3  # at 1271.0 no piece begins: only 29 s are left
+    assert deadlines == [1300.0] * 3  # at 1271.0 only 29 s are left
     assert "no time is left; the next call continues" in capsys.readouterr().out
 
 
@@ -226,7 +226,7 @@ def test_a_case_that_fails_does_not_stop_the_others(results, monkeypatch):
     }
     values = results.rows["head", "c"]["values"]
     assert values.keys() == {"s", "peak GiB"} and values["peak GiB"] > 0
-    assert freed == [CPU] * 3  # memory is freed before every case
+    assert freed == [CPU] * 3
     gpu_pieces.measure("head", cases, results, CPU)
     assert order == ["c"] and len(freed) == 3  # no case is measured again
 
@@ -285,7 +285,7 @@ def test_metrics_that_differ_are_said_in_words():
 def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
-    # 2 tokens, then 3 that continue them, 1 of the 5 sampled: 2 * 1 + 3 * 3.5 keys are seen
+    # 2 tokens, then 3 more, 1 of the 5 sampled: 2 * 1 + 3 * 3.5 keys are seen
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
@@ -320,7 +320,7 @@ def test_the_kernel_is_chosen_for_one_case_only():
 
 
 def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
-    """All tokens are in one pack. PPO's critic adds 4/3 of the FLOP of the model without head."""
+    """PPO's critic adds 4/3 of the FLOP of the model without head."""
     monkeypatch.setattr(bench_gpu, "REPEATS", 1)
     monkeypatch.setattr(bench_gpu, "CPU_SIZES", CPU_SIZES._replace(pack_tokens=1000))
     seconds = iter([2.0, 4.0, 2.0, 4.0])
@@ -331,7 +331,7 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
     monkeypatch.setattr(bench_gpu, "seconds_of", take_given_time)
     row = UpdateCase("W2").measure(CPU)
-    # A group of 2 shares 19 tokens of its first prompt. A member adds 1 + 4 * 4 + 5 * 8 tokens.
+    # A group of 2 shares 19 tokens of its first prompt; a member adds 1 + 4 * 4 + 5 * 8.
     num_tokens = 2 * (19 + 2 * 57)
     assert row["s"] == 4.0 and row["tokens/s"] == num_tokens / 4.0
     assert row["MFU"] * 4.0 == pytest.approx(row["s at the peak"])
@@ -344,7 +344,7 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
 @pytest.mark.slow
 def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
-    """Four pieces take 20 CPU-s; `make gpu GPU=cpu` runs the seven that need no GPU in 50."""
+    """Four pieces take 20 CPU-s."""
     arguments = [
         "--device=cpu",
         f"--out_dir={tmp_path}",
@@ -357,6 +357,6 @@ def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert "the restarted learner has the same weights" in out
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {row["state"] for row in rows} == {"waiting", "running", "done"}
-    gpu_report.main(arguments)  # every piece is done, so no line is added
+    gpu_report.main(arguments)  # every piece is done
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == len(rows)
     assert (tmp_path / "report.md").is_file()

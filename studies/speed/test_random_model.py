@@ -34,7 +34,6 @@ def qwen_folder(tmp_path_factory):
 
 
 def test_the_shape_has_the_parameters_of_qwen():
-    """By hand, an embedding, 24 blocks and a norm have 494,032,768 parameters."""
     network = random_model.build_random(device="meta")
     block = (896 * 18 * 64 + 18 * 64) + 14 * 64 * 896 + 3 * 896 * 4864 + 2 * 896
     assert block == 14_912_384
@@ -66,10 +65,7 @@ def test_messages(arguments, given):
 
 @pytest.mark.slow
 def test_a_layer_of_qwen_trains_with_lora(qwen_folder, tmp_path):
-    """PPO with LoRA trains with a vocabulary of 151,936, and engine and trainer agree.
-
-    The run needs about 3 GiB, mostly for the vocabulary.
-    """
+    """The run needs about 3 GiB, mostly for the vocabulary of 151,936."""
     out_dir = tmp_path / "out"
     command = [sys.executable, "train.py", "config/frozenlake_ppo.py", "config/models/lora.py"]
     settings = [f"--model={qwen_folder}", f"--out_dir={out_dir}", "--dtype=float32"]

@@ -1,4 +1,4 @@
-"""Runs as the arms of a comparison. An arm is one method with several seeds."""
+"""Runs as the arms of a comparison: an arm is one method with several seeds."""
 
 from configurator import Config, UserError, printable
 
@@ -29,7 +29,7 @@ LONGEST_NAME = 60
 
 
 class Evaluation(NamedTuple):
-    """An evaluation on the fixed prompts, and what the run had used up to it."""
+    """An evaluation on the fixed prompts, and the costs of the run up to the evaluation."""
 
     success: float  # between 0 and 1
     cpu_s: float  # CPU seconds of rollouts and updates, without evaluations
@@ -46,13 +46,13 @@ class TrainedRun:
     wins: dict[str, Wins]  # by scored environment; the first is that of `evaluations`
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
-    code_diff: str | None = ""  # how the code differs from the commit; None if that is not known
+    code_diff: str | None = ""  # diff of the code; None: unknown
 
     def is_finished(self) -> bool:
         return bool(self.wins)
 
     def scored_env(self) -> str:
-        """Return the environment of `evaluations`; only a finished run has it."""
+        """Return the environment of `evaluations` of a finished run."""
         return next(iter(self.wins))
 
 
@@ -84,7 +84,7 @@ class Arm:
 def read_run(folder: Path) -> TrainedRun:
     """Read the folder of a run, finished or not.
 
-    Evaluations from before a change of the prompts or rules of evaluation are left out.
+    If a restart changed how the run evaluates, earlier evaluations are left out.
     Raises: UserError if the folder holds no run, or other data than a run writes."""
     config = load_saved(folder)
     wins = read_wins(folder / "scores.json")
@@ -113,8 +113,7 @@ def read_run(folder: Path) -> TrainedRun:
 
 
 def read_code_diff(folder: Path, commit: str) -> str | None:
-    """Return the diff between the commit and the code of a run; "" if they are equal or the commit
-    is unknown; None if the run did not save it."""
+    """Return the diff between the commit and the code of a run; None if the run did not save it."""
     path = folder / code_version.NAME
     if path.is_file():
         return read_text(path)
@@ -122,7 +121,7 @@ def read_code_diff(folder: Path, commit: str) -> str | None:
 
 
 def check_metrics(folder: Path) -> None:
-    """Compare metrics.jsonl with its checksum in the newest checkpoint, if there is one.
+    """Compare metrics.jsonl with its checksum in the newest checkpoint.
 
     Raises: UserError if the file differs."""
     checkpoints = sorted(folder.glob("checkpoint-" + 6 * "[0-9]"))
@@ -134,7 +133,7 @@ def check_metrics(folder: Path) -> None:
 
 
 def read_wins(path: Path) -> dict[str, Wins]:
-    """Return the successes in scores.json by environment; {} if the run has no such file yet."""
+    """Return the successes in scores.json by environment; {} without the file."""
     if not path.is_file():
         return {}
     found = {}
@@ -168,7 +167,7 @@ def make_arms(groups: Sequence[Sequence[Path]]) -> list[Arm]:
 
 
 def check_one_method(runs: Sequence[TrainedRun]) -> None:
-    """Refuse to pool runs whose settings differ beyond the seed, see support/seed_groups.py."""
+    """Raises: UserError if the settings differ in more than the seed."""
     policies = {str(run.folder): str(run.folder / "policy") for run in runs}
     notes = pool_seeds(policies).notes
     if notes:
@@ -176,7 +175,7 @@ def check_one_method(runs: Sequence[TrainedRun]) -> None:
 
 
 def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
-    """Sort runs into arms. Runs whose settings differ in the seed alone share an arm."""
+    """Sort runs into arms: runs that differ only in the seed share an arm."""
     methods: dict[tuple, list[TrainedRun]] = {}
     for run in runs:
         method = without_seed(run.config), earlier_without_seed(run.earlier)
@@ -186,9 +185,8 @@ def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
 
 
 def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
-    """Return a name for each arm: that of the folder of its first run, without _s<seed>.
-
-    If two names are equal, all names begin with the parent folder."""
+    """Name each arm after the folder of its first run, without _s<seed>. Equal names get the parent
+    folder."""
     paths = []
     for runs in runs_of:
         path = runs[0].folder.resolve()
@@ -200,7 +198,7 @@ def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
 
 
 def changed_settings(arms: Sequence[Arm]) -> dict[str, list[object]]:
-    """Return setting -> its value in each arm, for the settings in which the arms differ."""
+    """Return setting -> value in each arm, for settings in which the arms differ."""
     changed = {}
     for key in arms[0].settings():
         values = [arm.settings()[key] for arm in arms]

@@ -33,11 +33,7 @@ WINDOW = 9  # iterations of a moving average
 
 
 def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
-    """Draw a column of panels for every environment and a row of panels for every metric.
-
-    Grey lines are reference players with equal success in all curves of a panel. A curve has one
-    colour in all panels, and a legend below the panels names the colours.
-    """
+    """Draw a column of panels for every environment and a row of panels for every metric."""
     columns = split_by_env(curves)
     looks = looks_of(columns)
     size = {"width": 1 + PANEL_WIDTH * len(columns), "height": 0.9 + PANEL_HEIGHT * len(metrics)}
@@ -76,8 +72,7 @@ def draw_metric(axes: Axes, metric: str, curves: Curves, looks: dict[str, dict])
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """Group curves by environment, the first word of a label, and remove this word. Leave out
-    curves without runs."""
+    """Group curves by the environment that begins their label, and remove this word."""
     columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
@@ -87,10 +82,10 @@ def split_by_env(curves: Curves) -> dict[str, Curves]:
 
 
 def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
-    """Draw the mean of the seeds over passes, which are iterations x epochs.
+    """Draw the mean of the seeds over passes (iterations x epochs).
 
-    The band around evaluations comes from `success_band`; around other metrics it is the range of
-    the seeds. For each seed, a triangle on the mean marks the first warning of a collapse.
+    The band is `success_band` for evaluations, and the range of the seeds for other metrics. A
+    triangle marks the first warning of a collapse in a seed.
     """
     iterations, values = stack_seeds(rows, metric)  # (S, number of iterations)
     if not len(iterations):
@@ -118,9 +113,8 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % intervals over prompts and seeds of I evaluations: lower and upper ends (I,).
 
-    Where the solved prompts are known, an interval comes from `rate_interval`, as in the tables.
-    Elsewhere it comes from `interval_of_rates` and is a little wider. It is NaN if a seed has no
-    rate.
+    An interval is `rate_interval` if the solved prompts are known, else `interval_of_rates`, a
+    little wider. It is NaN if a seed has no rate.
 
     Args:
         rates: success rates of S seeds, (S, I).
@@ -140,7 +134,7 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw the players whose success is the same in all curves, as lines. Returns: their labels."""
+    """Draw the players with equal success in all curves. Returns: their labels."""
     players = []
     for rows in curves.values():
         wins = {name: games[0] for name, games in wins_of_run(rows).items()}
@@ -155,13 +149,12 @@ def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
 def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
     """Return the reference players that obey the policy's limits: label -> successes.
 
-    A player in a closed loop takes one action a turn, so it obeys the limits if the policy has at
-    least as many turns as actions. Random actions do not depend on observations, so random play
-    obeys the limits if the policy can take all its actions in its turns.
+    A closed-loop player takes one action a turn, so it needs as many turns as actions. Random play
+    ignores observations, so it can take as many actions a turn as the policy.
 
     Args:
         wins: name of a row of eval.py, such as "optimal, 5 a turn" -> successes.
-        settings: the settings of the policy.
+        settings: of the policy.
     """
     found = {}
     optimal = [name for name in wins if name.startswith("optimal, ") and name.endswith(" a turn")]
@@ -177,10 +170,7 @@ def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
 
 
 def draw_players(axes: Axes, players: Wins) -> list[Label]:
-    """Draw the lines of the players. Players with the same success share a label.
-
-    Args: players: label -> successes.
-    Returns: the labels."""
+    """Draw a line for each player, and return the labels. Equal players share a label."""
     names: dict[float, list[str]] = {}
     for label, wins in players.items():
         percent = float(100 * wins.mean())
@@ -196,8 +186,7 @@ def draw_players(axes: Axes, players: Wins) -> list[Label]:
 
 
 def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the iterations (I,) at which any seed has a value, and the values (S, I), NaN where a
-    seed has none."""
+    """Return the iterations (I,), and the values (S, I) with NaN for missing values."""
     seeds = [series(row).get(metric, {}) for row in rows]
     iterations = sorted(set().union(*seeds))
     values = []
@@ -207,8 +196,7 @@ def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
-    """Return means over WINDOW neighbouring iterations, (S, I). At the ends and around missing
-    values, a mean has fewer values.
+    """Return means over WINDOW neighbouring iterations, (S, I).
 
     With fewer than 3 * WINDOW iterations, the values are returned unchanged."""
     num_iterations = values.shape[1]

@@ -1,4 +1,4 @@
-"""The style of all plots: axes in words, per cent, labels at lines, colour-blind-safe colours."""
+"""The style of all plots: colours, axes, legends, and labels at lines."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,7 @@ from matplotlib.lines import Line2D
 
 from support.run_folder import replace_file
 
-# Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/. Grey is for
-# reference players.
+# Colour-blind-safe colours of Okabe and Ito, https://jfly.uni-koeln.de/color/.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", ":", "-.")  # dashes of the first six curves, of the next six, ...
 GRAY = "#555555"
@@ -38,11 +37,11 @@ STYLE = {
     "legend.frameon": False,
     "lines.linewidth": 2.0,
     "lines.solid_capstyle": "round",
-    "pdf.fonttype": 42,  # letters stay text, as journals require
+    "pdf.fonttype": 42,  # TrueType fonts, as journals require
 }
 PLAYER_LOOK = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 LABEL_GAP = 1.35  # distance of two labels, in multiples of the font size
-LEGEND_WIDTH = 2.6  # inches of an entry; a long name has more
+LEGEND_WIDTH = 2.6  # inches of an entry, at least
 LETTER_WIDTH = 0.1  # inches of a letter in the legend
 LABEL_X = 1.045  # where labels begin, as a fraction of the axes
 
@@ -77,7 +76,7 @@ class Label(NamedTuple):
 
 @contextmanager
 def picture(*paths: Path, width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure of a size in inches, then write the figure to the paths, as PNG or PDF."""
+    """Yield a figure of a size in inches, then write it to the paths, as PNG or PDF."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
@@ -90,12 +89,12 @@ def picture(*paths: Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def percent_axis(axes: Axes) -> None:
-    """Set the y axis to success in per cent, from 0 to 100, with room for a line at either end."""
+    """Set the y axis to success in per cent, with room for lines at 0 and 100."""
     axes.set(ylabel=PERCENT.words, ylim=(-2, 102), yticks=range(0, 101, 20))
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, with numbers such as 0.1 and 10, and more over a small range."""
+    """Make the y axis logarithmic, with more numbers over a small range."""
 
     def between(value: float, _: int) -> str:
         low, high = axes.get_ylim()
@@ -130,7 +129,7 @@ def draw_legend(
     Args:
         looks: name of a curve -> its look, see `look_of`.
         notes: lines above the names.
-        signs: what a line or an area means -> how it looks; entries after the curves.
+        signs: meaning of a line or an area -> sample, listed after the curves.
     """
     entries: dict[str, Artist] = {name: Line2D([], [], **look) for name, look in looks.items()}
     entries |= signs or {}
@@ -148,13 +147,11 @@ def draw_legend(
 
 
 def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write each label to the right of the axes, at the height of its line. Labels that would touch
-    are moved apart.
+    """Write each label to the right of the axes, near the height of its line, without overlaps.
 
-    A thin line connects the end of a line and its label. Call this function when the limits of the
-    y axis are final.
+    Call this function after the y limits are final.
     """
-    axes.figure.draw_without_rendering()  # the layout says how high the axes are
+    axes.figure.draw_without_rendering()  # the layout sets the height of the axes
     labels = sorted(labels, key=lambda label: label.height)
     bottom, top = axes.get_ylim()
     box = axes.get_position()
@@ -182,15 +179,14 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
             fontsize=font_size,
             verticalalignment="center",
             transform=transform,
-            parse_math=False,  # a name may hold dollar signs
+            parse_math=False,
         )
 
 
 def spread(heights: Sequence[float], gap: float, highest: float = math.inf) -> list[float]:
-    """Return ascending heights, moved as little as possible until at least `gap` apart.
+    """Move ascending heights as little as possible, until they are `gap` apart and below `highest`.
 
-    No height is above `highest`. Heights that would touch form a block around their mean (isotonic
-    regression: pool adjacent violators), or directly below `highest`.
+    The method is isotonic regression (pool adjacent violators).
 
     >>> spread([10.0, 73.0, 77.0], gap=5.0)
     [10.0, 72.5, 77.5]

@@ -12,7 +12,7 @@ from support.run_folder import replace_file
 from support.statistics import difference_interval, percent, rate_interval
 
 Rows = list[dict]  # the rows of a curve, one for each seed; see studies/runs.py
-Curves = dict[str, Rows]  # label -> rows; a curve (method) that was not run has no rows
+Curves = dict[str, Rows]  # label of a method -> rows; [] if it was not run
 Wins = dict[str, np.ndarray]  # "start", "after RL" or reference player -> (S, n) of 0 and 1
 
 HEADINGS = (
@@ -42,7 +42,7 @@ the first sign of collapse (support/collapse_signs.py), - if there is none."""
 
 
 def wins_by_env(rows: Rows) -> dict[str, Wins]:
-    """Return scored environment -> successes. The environment of the run comes first."""
+    """Return scored environment -> successes, first the environment of the run."""
     return {env: wins_in(env, rows) for env in rows[0]["successes"]}
 
 
@@ -60,8 +60,7 @@ def wins_of_run(rows: Rows) -> Wins:
 
 
 def series(row: dict) -> dict[str, dict[int, float]]:
-    """Return metric -> iteration -> value. Iteration 0 is the model before RL. Missing values are
-    left out."""
+    """Return metric -> iteration -> value, with iteration 0 for the model before RL."""
     start = wins_of_run([row])["start"]
     success = {0: float(start.mean())}
     for iteration, value in row["curve"].items():
@@ -96,12 +95,9 @@ def points_of(label: str, row: dict) -> Iterator[tuple]:
 
 
 def table(curves: Curves, caption: str) -> str:
-    """Return Markdown: the success of every curve, its costs if any curve has demonstrations, a
-    legend, and the reference players.
+    """Return the success and costs of every curve, a legend and the reference players, in Markdown.
 
-    Args:
-        curves: The rows of every curve.
-        caption: What the picture beside the table shows.
+    Args: caption: what the picture beside the table shows.
     """
     finished = {label: rows for label, rows in curves.items() if rows}
     missing = [label for label, rows in curves.items() if not rows]
@@ -123,10 +119,10 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def fill(page: str, contents: dict[str, str]) -> str:
-    """Replace the tables of a page that stand between marks.
+    """Replace the tables between the marks of a page.
 
-    Args: contents: the name of a table, as in `<!-- table: NAME -->`, -> its Markdown.
-    Raises: UserError if the page does not hold a mark."""
+    Args: contents: NAME of the mark -> Markdown of the table.
+    Raises: UserError if a mark is missing."""
     for name, content in contents.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end of table -->"
         before, begin_mark, rest = page.partition(begin)
@@ -142,7 +138,7 @@ def line_of(cells: Sequence[str]) -> str:
 
 
 def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
-    """Return `wins_by_env` with names of table rows as keys: LABEL, then "LABEL on ENV"."""
+    """Return `wins_by_env` with the names of table rows as keys: LABEL, then "LABEL on ENV"."""
     named = {}
     for env, wins in wins_by_env(rows).items():
         named[f"{label} on {env}" if named else label] = wins
@@ -150,7 +146,7 @@ def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
 
 
 def success_lines(curves: Curves) -> list[str]:
-    """Return a table with a row per curve and scored environment, with paired differences."""
+    """Return a table with a row for each curve and scored environment."""
     lines = []
     for label, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
@@ -185,7 +181,7 @@ def cost_lines(curves: Curves) -> list[str]:
 
 
 def player_lines(curves: Curves) -> list[str]:
-    """Return lines with the results of reference players. Curves with equal results share one."""
+    """Return a line of reference players for each group of curves with equal results."""
     labels: dict[str, list[str]] = {}
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
@@ -196,13 +192,13 @@ def player_lines(curves: Curves) -> list[str]:
 
 
 def rate(wins: np.ndarray) -> str:
-    """Return the success rate in %, its interval, and the rate of each seed. Args: wins: (S, n)."""
+    """Return the success rate in %, its interval, and the seeds' rates. Args: wins: (S, n)."""
     low, high = rate_interval(wins)
     return percent(wins, float(low), float(high))
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Return the success of `a` minus that of `b` in %, its interval, and each seed's difference.
+    """Return the success of `a` minus that of `b` in %, the interval, and the seeds' differences.
 
     Args: a, b: (S, n) successes, paired by seed and instance."""
     low, high = difference_interval(a, b)
@@ -210,6 +206,6 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def short_commit(commit: str | None) -> str:
-    """Return the first seven digits of a commit, and its ending "-dirty" if it has one."""
+    """Return the first seven digits of a commit, with its ending "-dirty" if present."""
     text = str(commit)
     return text[:7] + text[40:]

@@ -30,7 +30,7 @@ from tools.plotting.style import (
 )
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
-LONGEST_NAME_AT_LINE = 24  # characters; longer names of arms go into the legend
+LONGEST_NAME_AT_LINE = 24  # characters; longer names go into the legend
 LEGEND_LINE = 0.4  # inches of height for each name in the legend
 MEAN_LINE = {"linewidth": 2.4, "marker": "o", "markersize": 3.5}
 SEED_LINE = {"linewidth": 0.9, "alpha": 0.5}
@@ -43,14 +43,14 @@ PANEL_ROW = {"step": int, "success": RATE, **dict.fromkeys(PANEL_METRICS, RATE)}
 
 
 def draw_curves(runs: Sequence[Path], *paths: Path) -> None:
-    """Plot success over iterations, with one curve for all seeds of a method."""
+    """Plot success over iterations, with one curve for each method."""
     draw_arms(paths, arms_by_method([read_run(run) for run in runs]))
 
 
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     """Plot success on the fixed prompts over iterations, and the reference players.
 
-    Args: paths: files to write, PNG or PDF."""
+    An arm is one method with several seeds. Args: paths: PNG or PDF files."""
     looks = {}
     if max(len(arm.name) for arm in arms) > LONGEST_NAME_AT_LINE:
         looks = {arm.name: look_of(i) for i, arm in enumerate(arms)}
@@ -75,7 +75,7 @@ def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
 
 
 def title_of(env: str, num_prompts: int) -> str:
-    """Return the title of a plot: a line for the environment, and one for its options.
+    """Return the title of a plot: a line for the environment, then a line for its options.
 
     >>> print(title_of("frozenlake:size=4,success_rate=0.8", 256))
     FrozenLake: success on 256 fixed prompts
@@ -83,7 +83,7 @@ def title_of(env: str, num_prompts: int) -> str:
     """
     name, _, options = env.partition(":")
     words = [word.replace("_", " ").replace("=", " ") for word in options.split(",") if word]
-    if name.endswith(".py"):  # a file of a user: the first word is the name of the class
+    if name.endswith(".py"):  # a user's file: the first word names the class
         title = options.split(",")[0]
         words = words[1:]
     else:
@@ -96,7 +96,7 @@ def title_of(env: str, num_prompts: int) -> str:
 
 
 def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
-    """Return legend entries that say what lines and areas mean: text -> how it looks."""
+    """Return legend entries for the kinds of lines and areas: text -> sample."""
     signs: dict[str, Artist] = {}
     if any(len(arm.runs) > 1 for arm in arms):
         signs["mean of the seeds"] = Line2D([], [], color=GRAY, **MEAN_LINE)
@@ -108,10 +108,9 @@ def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
 
 
 def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
-    """Draw the mean, the band and the single seeds of an arm.
+    """Draw the mean, the band of `success_band` and the single seeds of an arm.
 
-    The band is the 95 % interval over prompts and seeds, see `success_band`.
-    Returns: the label of the mean, with its last value and the number of seeds."""
+    Returns: the label of the mean."""
     iterations = arm.shared_iterations()
     seeds = [[run.evaluations[i].success for i in iterations] for run in arm.runs]
     rates = np.array(seeds)  # (S, number of evaluations)
@@ -132,19 +131,21 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Return which of n prompts the S seeds solved, (S, n): key 0 is before RL, and -1 after RL (if
-    no seed was stopped early); {} unless all seeds are finished."""
+    """Return which of n prompts the S seeds solved, (S, n): key 0 before RL, key -1 after RL.
+
+    It is {} until all seeds are finished. Key -1 is missing if seeds end at different iterations.
+    """
     if not all(run.is_finished() for run in arm.runs):
         return {}
     env = arm.runs[0].scored_env()
     known = {0: arm.wins(env, "start")}
-    if len({max(run.evaluations) for run in arm.runs}) == 1:  # no seed was stopped early
+    if len({max(run.evaluations) for run in arm.runs}) == 1:
         known[-1] = arm.wins(env, "after RL")
     return known
 
 
 def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
-    """Return those of `shared_players` that obey the limits of all arms on turns and actions."""
+    """Return the `shared_players` that obey all arms' limits on turns and actions."""
     shared = shared_players(arms, env)
     of_arms = [players_under_limits(shared, arm.settings()) for arm in arms]
     return {
@@ -155,7 +156,7 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Return the successes of the players that have the same result in all finished runs."""
+    """Return the players with the same result in all finished runs: name -> successes."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
     for name, wins in (players[0] if players else {}).items():

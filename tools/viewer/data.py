@@ -18,7 +18,7 @@ from support.settings_history import (
 )
 from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
 
-STAGES = {  # file of a run -> stage of its trajectories; None: training, with a step in each row
+STAGES = {  # file of a run -> stage of its trajectories; None: training
     "eval_start.jsonl": "before RL",
     "trajectories.jsonl": None,
     "eval_final.jsonl": "after RL",
@@ -48,7 +48,7 @@ OUTCOMES = {  # status -> how a trajectory ended, in words
     "out_of_tokens": "out of tokens",
     "error": "error",
 }
-RANKED_BY = {  # the setting filter_by -> what the filter compares of a group, in words
+RANKED_BY = {  # setting filter_by -> the value of a group that the filter compares, in words
     "reward_std": "the standard deviation of its scores",
     "reward_mean": "its mean score",
     "entropy": "its entropy",
@@ -63,14 +63,13 @@ def load_runs(runs: Sequence[Path]) -> dict:
     """Collect what the page shows of one run, or of two runs to compare.
 
     Args:
-        runs: folders of runs, as train.py writes them, or files of trajectories, as the option
-            --jsonl of eval.py, tools.api_models and tools.replay writes them.
+        runs: folders of runs, or files of trajectories that --jsonl of eval.py,
+            tools.api_models or tools.replay wrote.
 
     Returns:
-        runs: for each run its name, its reference players and what `describe_curves` returns.
-        trajectories: list of dicts from `describe_trajectory`, in the order of training.
-        texts: list of strings. Trajectories refer to tokens and system messages by their index in
-            this list, so that a frequent text is stored once.
+        runs: name, reference players and the result of `describe_curves` for each run.
+        trajectories: list of dicts from `describe_trajectory`.
+        texts: tokens and system messages; trajectories hold indices into this list.
         cells, layers, colors: how to draw boards; see tools/viewer/pictures.py.
 
     Raises:
@@ -98,7 +97,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
             {"name": names[number], "players": players, **describe_curves(rows, records)}
         )
         for record, stage in records:
-            # A file has no settings, but its system messages say whether replies have a thought.
+            # A file has no settings, so the system message tells whether replies have a thought.
             think = "<think>" in record["system"] if run.is_file() else config.think
             trajectory = describe_trajectory(record, stage, think, text_ids)
             trajectory["policy"] = stage if run.is_file() else None
@@ -139,7 +138,7 @@ def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
 
 
 def read_file(path: Path) -> list[tuple[dict, str | None]]:
-    """Return the trajectories of a file, each with the name of its policy, or None for training.
+    """Return the trajectories of a file, each with its policy's name, or None for training.
 
     Raises: UserError if a line is no trajectory, or if there is none."""
     shape = {"policy": (str, ...), "step": (int, ...), "group": (int, ...), **TRAJECTORY}
@@ -147,7 +146,7 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
     for line, record in enumerate(read_records(path, shape), start=1):
         is_training = "step" in record and "group" in record
         policy = record.get("policy", "recorded")
-        if policy == record["env"]:  # for its own policy, a run writes the environment as "policy"
+        if policy == record["env"]:  # a run names its own policy after the environment
             policy = "recorded"
         stage = None if is_training else shown(policy)
         records.append(({**record, "file": path.name, "line": line}, stage))
@@ -158,7 +157,7 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
 
 
 def name_runs(runs: Sequence[Path]) -> list[str]:
-    """Return the names of the folders, with their parent folders if two names are equal.
+    """Return the folders' names, with their parent folders if two names are equal.
 
     Raises: UserError if a run is given twice."""
     folders = [run.resolve() for run in runs]
@@ -171,13 +170,11 @@ def name_runs(runs: Sequence[Path]) -> list[str]:
 
 
 def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) -> dict:
-    """Return the data of the curves that the page shows above the trajectories.
+    """Return the data of the curves on the page.
 
     Args: rows: of metrics.jsonl; records: from `read_trajectories` or `read_file`.
-    Returns:
-        steps: the iterations; curves: for each metric of CURVES its name and a value, or None, for
-        each of `steps`; eval: (iteration, success) of each evaluation, with iteration 0
-        for the policy before RL."""
+    Returns: steps: the iterations; curves: name and values of each metric in CURVES, with a value
+        or None for each step; eval: (iteration, success) of each evaluation, 0 before RL."""
     curves = {}
     for key, label in CURVES.items():
         values = [row.get(key) for row in rows]
@@ -218,11 +215,11 @@ def describe_trajectory(
 
     Args:
         record, stage: a pair from `read_trajectories` or `read_file`.
-        think: whether responses have a thought, as in the setting `think`.
-        text_ids: text -> number; new texts of this trajectory are added.
+        think: whether responses have a thought.
+        text_ids: text -> number; new texts are added.
 
     Returns:
-        The fields below. A link to the trajectory consists of its "address".
+        The fields below. Links to a trajectory contain its "address".
     """
     if stage is None:
         when = f"iteration {record['step']}"
@@ -268,8 +265,8 @@ def name_outcome(status: str, out_of_actions: bool | None) -> str:
 
 
 def number_prompt(record: dict, trajectory: dict, prompt_ids: dict[tuple, int]) -> int:
-    """Return a number that is equal for trajectories with the same iteration and start, also in
-    two runs."""
+    """Number prompts: trajectories with the same iteration and start share a number, also across
+    runs."""
     first = trajectory["turns"][0]
     start = (trajectory["env"], first["board"], first["text"], *record["seed"])
     key = (record.get("step"), *start)
@@ -300,9 +297,9 @@ def describe_turn(
 ) -> dict:
     """Select what the page shows of a turn.
 
-    Args: turn: of a record; following: the next turn, whose message reports on this turn (None
-        after the last turn); env: with its options; think, text_ids: see `describe_trajectory`.
-    Returns: the fields below. "reply" is the whole reply if it is not in the required format."""
+    Args: following: the next turn, or None; its message reports on this turn; env: with its
+        options; think, text_ids: see `describe_trajectory`.
+    Returns: the fields below. "reply" is empty for a reply in the required format."""
     cells = cells_of(env)
     message = split_message(shown(turn["observation"]), cells)
     last_message = split_message(shown(turn.get("closing") or ""), cells)
@@ -350,10 +347,9 @@ def mark_false(thought: str, false_statements: dict[str, str]) -> list[tuple[str
 
 
 def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]:
-    """Return sentences on why a reply is not valid; [] for a valid one.
+    """Return sentences on why a reply is not valid; [] for a valid reply.
 
-    Older records do not hold these sentences. Then the report in the next message, if any, is used.
-    """
+    Older records lack these sentences, so the report in the next message replaces them."""
     if turn["format_ok"]:
         return []
     faults = [shown(fault) for fault in turn.get("faults", [])]
@@ -375,10 +371,9 @@ def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]
 
 
 def explain_cut(turn: dict) -> str:
-    """Return a sentence on where a reply was cut off; "" for a reply that was not.
+    """Return a sentence on where a reply was cut off; "" for a complete reply.
 
-    Older records do not name the setting that cut a reply off. In these records, a reply that
-    was cut off has no end-of-turn token."""
+    In older records, only a missing end-of-turn token shows that a reply was cut off."""
     num_tokens = len(turn["tokens"])
     if turn.get("cut_by"):
         return cut_fault(num_tokens, shown(turn["cut_by"]))
@@ -389,7 +384,7 @@ def explain_cut(turn: dict) -> str:
 
 
 def explain_form(response: str, think: bool) -> str:
-    """Return in words how a response violates the required format; "" if it does not.
+    """Say how a response violates the required format; "" if it does not.
 
     >>> explain_form("<think>go</think>Up", think=True)
     'it has no <answer>'
@@ -416,14 +411,12 @@ def explain_form(response: str, think: bool) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text in which control characters and marks of writing direction are escaped.
-
-    So a text can neither hide a part of itself nor change how the texts around it are shown."""
+    """Escape control characters and marks of writing direction, which could hide text."""
     if text.replace("\n", "").isprintable():
         return text
     return printable(text, limit=10 * len(text) + 10, keep="\n\t")  # an escape has <= 10 characters
 
 
 def number_text(text: str, text_ids: dict[str, int]) -> int:
-    """Return the number of a text; a new text gets the next number."""
+    """Return the number of a text, the next number for a new text."""
     return text_ids.setdefault(shown(text), len(text_ids))

@@ -1,7 +1,7 @@
 """Animate a trajectory for tools/view.py: one frame per turn, then one for the end.
 
-A frame shows the board at the left, and the thought, the answer and the reward at the right.
-Positions and sizes are in inches; y grows downwards.
+A frame shows the board at the left and text at the right. Positions and sizes are in inches; y
+grows downwards.
 """
 
 from configurator import UserError
@@ -19,12 +19,12 @@ from PIL import Image
 from support.run_folder import replace_file
 from tools.viewer.pictures import COLORS, draw_board
 
-DPI = 200  # a width of 1400 pixels looks sharp at 700 points on high-resolution screens
+DPI = 200
 WIDTH = 7.0
 BOARD_SIZE = 3.2
 MARGIN = 0.15
 TEXT_LEFT = 3.65
-LINE_CHARACTERS = 36  # characters that fit between TEXT_LEFT and the right margin
+LINE_CHARACTERS = 36  # characters that fit beside the board
 FONT_SIZE = 12  # points
 LABEL_SIZE = 9.5
 LINE_HEIGHT = 0.23
@@ -32,13 +32,13 @@ BLOCK_GAP = 0.14  # space below a block of text
 INK = "#24282c"
 GRAY = "#6f757b"
 FAILED = "#c65d45"
-TURN_MS = 2500  # milliseconds for which the frame of a turn is shown
+TURN_MS = 2500  # milliseconds of a frame
 END_MS = 4000
 ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
 
 
 class Block(NamedTuple):
-    """Lines of text, with a label above them unless it is empty."""
+    """Lines of text below an optional label."""
 
     label: str
     text: str
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The content of a frame."""
+    """The board and the texts of a frame."""
 
     board: str  # empty for an environment without boards
     blocks: list[Block]
@@ -60,13 +60,8 @@ class Frame(NamedTuple):
 def draw_gif(data: dict, index: int, path: Path) -> None:
     """Write a trajectory as an animated GIF.
 
-    Args:
-        data: the trajectories of a run, from `load_runs` in tools/viewer/data.py.
-        index: number of the trajectory in `data`.
-        path: file to write.
-
-    Raises:
-        UserError: `data` has no trajectory with this number.
+    Args: data: from `load_runs`; index: number of the trajectory in `data`.
+    Raises: UserError if `data` has no trajectory with this number.
     """
     trajectories = data["trajectories"]
     if index >= len(trajectories):
@@ -136,7 +131,7 @@ def response_blocks(turn: dict, arrows: dict[str, str]) -> list[Block]:
 
 
 def make_block(label: str, text: str, *, color: str = INK, weight: str = "normal") -> Block:
-    """Return a block of wrapped lines, with characters replaced that UTF-8 cannot encode."""
+    """Wrap a text into a block, and replace characters that UTF-8 cannot encode."""
     wrapped = "\n".join(fill(line, LINE_CHARACTERS) for line in text.split("\n"))
     return Block(label, wrapped.encode(errors="replace").decode(), color, weight)
 
@@ -160,7 +155,7 @@ def render(frame: Frame, cells: dict[str, tuple[str, ...]], height: float) -> Im
 
 
 def write_blocks(page: Axes, blocks: list[Block]) -> None:
-    """Write blocks of text below each other; the units of `page` are inches."""
+    """Write blocks of text below each other."""
     y = MARGIN
     for block in blocks:
         text_y = y

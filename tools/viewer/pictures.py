@@ -1,7 +1,7 @@
 """Draw the boards of FrozenLake and Sokoban, for the page and the GIFs of tools/view.py.
 
-A cell is a stack of layers that are drawn in order. A layer is a list of shapes. A cell measures 1
-by 1; its origin is the upper left corner, and y grows downwards.
+A cell is a stack of layers, and a layer is a list of shapes. A cell measures 1 by 1 from its upper
+left corner; y grows downwards.
 """
 
 import re
@@ -114,7 +114,7 @@ SOKOBAN_CELLS = (  # layers of each symbol, in the order of the alphabets in Sok
     ("floor", "target", "player"),
 )
 
-# The text that Episode puts before an observation: a report of the last turn, then the budget.
+# Episode puts a header before an observation: a report on the last turn, then the budget.
 HEADER = re.compile(
     r"(?:(?P<report>.*?)\n)?"
     r"(?P<budget>Turn \d+ of \d+, \d+ actions? left)\.\n"
@@ -124,22 +124,18 @@ HEADER = re.compile(
 
 
 class Message(NamedTuple):
-    """The parts of a user message; a missing part is an empty string."""
+    """The parts of a user message; "" for a missing part."""
 
-    report: str  # the report on the last turn
+    report: str  # on the last turn
     budget: str  # turns and actions that are left
     board: str  # the first lines, while they have equal length and only symbols with layers
     text: str  # everything after the board
 
 
 def cells_of(env: str) -> dict[str, tuple[str, ...]]:
-    """Return the layers that draw each symbol of an environment.
+    """Return symbol -> names of layers; {} for an environment without boards.
 
-    Args:
-        env: name of the environment with its options, as in the setting `env`.
-
-    Returns:
-        symbol -> names of layers; empty for an environment that is shown as text.
+    Args: env: an environment with its options, as in the setting `env`.
     """
     name, _, options = env.partition(":")
     if name == "frozenlake":
@@ -151,11 +147,7 @@ def cells_of(env: str) -> dict[str, tuple[str, ...]]:
 
 
 def split_message(message: str, symbols: Mapping) -> Message:
-    """Split a user message into its parts.
-
-    Args:
-        message: an observation with its header, as the policy reads it.
-        symbols: the symbols that a board may consist of.
+    """Split a user message into its parts. Args: symbols: the symbols of a board.
 
     >>> message = "Reward 0.\\nTurn 2 of 5, 1 action left.\\n_G\\nP_\\nGoal up."
     >>> parts = split_message(message, FROZENLAKE_CELLS)
@@ -182,9 +174,9 @@ def draw_board(axes: Axes, board: str, cells: Mapping[str, tuple[str, ...]]) -> 
     """Draw a board in the light theme.
 
     Args:
-        axes: get limits so that they show only the board, and a cell is a unit square.
-        board: lines of symbols, of equal length.
-        cells: symbol -> names of layers, from `cells_of`.
+        axes: its limits are set to the board, with a unit square for each cell.
+        board: lines of symbols.
+        cells: from `cells_of`.
     """
     rows = board.split("\n")
     axes.set(xlim=(0, len(rows[0])), ylim=(len(rows), 0), aspect="equal")

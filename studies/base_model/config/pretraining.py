@@ -1,5 +1,5 @@
-# Pretraining of the tiny model on generated text. The folder base/ holds the trained model.
-# An interrupted run continues from its checkpoint in out/pretraining.
+# Pretraining of the model in base/ on generated text.
+# The command also continues an interrupted run.
 # Launch:  torchrun --nproc_per_node=2 -m studies.base_model.pretrain \
 #              studies/base_model/config/pretraining.py
 
@@ -7,11 +7,11 @@ model = "4x96"  # layers x width of a new model with random weights
 device = "cpu"
 num_threads = 1
 max_context_tokens = 1024  # limit of a document
-micro_batch_tokens = 1024  # a pack gets documents of one environment until it has as many
-sft_batch_size = 2  # packs per step, shared by the processes
+micro_batch_tokens = 1024  # a pack gets documents until it has this many tokens
+sft_batch_size = 2  # packs per step over all processes
 sft_steps = 24_800
 sft_lr = 2.5e-3
 sft_muon_lr = 0.005
 weight_decay = 0.0
 save_every = 300
-eval_every = 6200  # steps between probes; each probe also saves out/pretraining/model-STEP
+eval_every = 6200  # steps between probes, which also save out/pretraining/model-STEP
