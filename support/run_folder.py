@@ -164,7 +164,7 @@ def save_config(
     out_dir: str | Path,
     earlier: Sequence[tuple[int, Config]] = (),
 ) -> Path:
-    """Write out_dir/config.json, and out_dir/code.diff if the code differs from its commit.
+    """Write the settings to out_dir/config.json, and changes of the code to out_dir/code.diff.
 
     Args: earlier: settings that were changed at a restart, see support/settings_history.py.
     """

@@ -25,7 +25,7 @@ class Pools(NamedTuple):
     """Models grouped by method."""
 
     seeds: list[list[str]]  # names of models with different seeds
-    notes: list[str]  # why models cannot be pooled
+    notes: list[str]  # sentences: why models cannot be pooled
 
 
 def pool_seeds(models: dict[str, str]) -> Pools:
