@@ -72,7 +72,7 @@ def mean_budgets(rows: Sequence[dict]) -> dict[str, float]:
 
 def idle_warning(history: Sequence[dict]) -> str | None:
     """A warning if the history ends with exactly IDLE_LIMIT idle iterations; None otherwise."""
-    num_idle = 0  # at the end of the history
+    num_idle = 0
     for row in reversed(history):
         if row["kept_groups"]:
             break

@@ -52,7 +52,7 @@ from support.checksums import (
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
 LONG_WAIT = 0.05  # fraction of a run's time; `Saver` prints a longer wait
-FORMAT = 1  # of checkpoints
+FORMAT = 1
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
 ITERATION = "iteration.json"  # file in best/ and policy/
 STATE = {"format": int, "step": int}  # shape of state.json, see support/json_shapes.py
@@ -109,7 +109,7 @@ class Saver:
         # `wait` has returned, so the thread no longer reads the buffers.
         copy = to_cpu(state, self.buffers)
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # once for all copies
+            torch.cuda.synchronize()
         # The logs may grow before the thread reads them. So the thread gets their present sizes.
         self.writing = self.thread.submit(self._write, copy, counts, self.logs.sizes())
         self.paused_s += time.perf_counter() - began

@@ -19,7 +19,7 @@ from support.run_folder import read_json
 # append-only; a restart drops lines after its checkpoint
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
-OF_MODEL = "checksums.json"  # name in the folder of a model
+OF_MODEL = "checksums.json"  # in the folder of a model
 BLOCK = 4 * 2**20  # bytes per read
 
 

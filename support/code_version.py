@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-NAME = "code.diff"  # file in a run folder
-MAX_CHARACTERS = 1_000_000  # of a saved difference
+NAME = "code.diff"
+MAX_CHARACTERS = 1_000_000
 # left out of the diff: results and pages, on which no run depends
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
 # These options override git settings of the user that would change the format.
@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
     added: int  # number of lines
     removed: int  # number of lines
-    text: str  # diff of the file
+    text: str
 
 
 def git_commit() -> str | None:

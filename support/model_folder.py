@@ -37,7 +37,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # USER/MODEL
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
-HUB_TIMEOUT_S = 5.0  # for the first answer
+HUB_TIMEOUT_S = 5.0
 WEIGHT_TYPES = ("F32", "F16", "BF16")
 SIZES = (  # keys of config.json that must be whole numbers from 1 on
     "vocab_size",
@@ -243,7 +243,6 @@ def _weight_files(folder: Path, given: str) -> list[Path]:
 
 
 def _read_shapes(path: Path, given: str) -> dict[str, list[int]]:
-    """The shape of each weight, from the header of a file."""
     shapes = {}
     try:
         with safetensors.safe_open(path, framework="np") as weights:

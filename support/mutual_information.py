@@ -90,7 +90,7 @@ class Thought(NamedTuple):
     """A sampled thought and its prompt, as token ids."""
 
     prompt_ids: tuple[int, ...]  # up to and including the sampled <think>
-    ids: list[int]  # sampled tokens between the tags
+    ids: list[int]
 
 
 class ThoughtSamples(NamedTuple):
@@ -217,7 +217,6 @@ def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
 def _information(
     logprobs: Tensor, own_prompts: Tensor, weights: Tensor, ending: str
 ) -> dict[str, float]:
-    """Mutual information and entropies of (J, I) log-probs."""
     matched = logprobs[own_prompts, torch.arange(len(own_prompts))]  # (I,)
     marginal = (logprobs + weights.log()[:, None]).logsumexp(0)  # (I,)
     mi = (matched - marginal).mean().item()

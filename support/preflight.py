@@ -25,7 +25,7 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # CUDA version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
 MIN_DRIVERS = {"12": 525, "13": 580}
 MEMORY_FILE = Path("/proc/meminfo")
-CONTAINER = Path("/sys/fs/cgroup")  # limits of a container
+CONTAINER = Path("/sys/fs/cgroup")
 VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
     "--engine=torch; on a laptop add config/models/tiny.py, which selects the torch engine"

@@ -104,7 +104,7 @@ class Run:
             print(warning, flush=True)
         last_step = step_of(self.saved) if self.saved else 0
         self.history = read_history(self.out_dir / "metrics.jsonl", last_step)
-        self.damage: list[str] = []  # sentences about damaged files
+        self.damage: list[str] = []
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
@@ -127,7 +127,7 @@ class Run:
         Args: start_scores: environment -> scores of the model before training."""
         self.learner = learner
         self.start_scores = start_scores
-        self.scores: dict[str, Scores] | None = None  # of the newest iteration
+        self.scores: dict[str, Scores] | None = None
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)

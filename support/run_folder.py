@@ -86,7 +86,7 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
     out_dir = Path(config.out_dir)
     try:
         existing = next(path for path in (out_dir, *out_dir.parents) if path.exists())
-    except OSError as error:  # such as a name that is too long
+    except OSError as error:
         raise UserError(f"out_dir={config.out_dir!r} cannot be a folder ({error})") from error
     if not existing.is_dir():
         raise UserError(f"out_dir={config.out_dir!r} cannot be a folder: {existing} is a file")

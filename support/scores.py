@@ -199,7 +199,6 @@ def _differences_in_one_environment(
     prompts = {tuple(sorted(successes_by_prompt(row.trajectories))) for row in rows.values()}
     if len(prompts) > 1:
         raise UserError("rows of different prompts cannot be paired; leave out --against")
-    # name -> (n,) success rates in the order of the prompts
     rates = {name: rates_by_prompt(scores.trajectories) for name, scores in rows.items()}
     compared = {name: [name] for name in rates if name != reference}  # label -> names of rows
     models = [name for name in compared if "entropy" in rows[name].metrics]  # not players

@@ -101,7 +101,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UserError("the program that reads the output has ended, as head does") from error
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # a path is too long
+        if error.errno != errno.ENAMETOOLONG:
             raise
         raise UserError(f"{error.filename!r} is too long for the name of a file") from error
 

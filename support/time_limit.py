@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 from support.threads import start_thread
 
-REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the first one
+REPEAT_S = 1.0  # seconds between signals
 LAST_RESORT_S = 10.0  # seconds from the time limit to the exit of a hanging process
 CHUNK_S = 0.5  # seconds after which a batch of `limit_items` ends
 STDERR = 2  # file descriptor
-TIME_OUT = "no answer within"  # in the error of a time limit
+TIME_OUT = "no answer within"
 RING = signal.SIGURG  # ignored by a process without a handler
 # The handlers of these signals are restored after a call: an environment may have changed them.
 SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -202,5 +202,5 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
         return limit_time(limit_s, call, *args, **options)
     except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp: of an outer call
         raise
-    except BaseException as error:  # user code may raise anything
+    except BaseException as error:
         raise EnvError(describe_error(error)) from error

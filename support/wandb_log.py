@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = ["iteration", "env", "seed", "member", "status", "score", "transcript"]
 LONGEST_TRANSCRIPT = 20_000  # characters
 PAGE_TIMEOUT_S = 600
-FINISH_TIMEOUT_S = 300  # for the last data
+FINISH_TIMEOUT_S = 300
 
 
 class WandbLog:
@@ -45,7 +45,7 @@ class WandbLog:
 
         self.wandb = wandb
         self.out_dir = out_dir
-        self.errors = (wandb.Error, OSError, RuntimeError)  # of calls of wandb
+        self.errors = (wandb.Error, OSError, RuntimeError)
         settings = wandb.Settings(
             console="off",
             save_code=False,
