@@ -1,9 +1,7 @@
-"""Reads the command lines of train.py and eval.py, and what other scripts share with them.
+"""Reads and checks the command lines of train.py, eval.py and scripts that share their options.
 
-Importing torch takes seconds. So a script that imports it reads its command line twice: before the
-slow imports, to report a mistake within a second, and again in `main`. The functions here check all
-that does not need torch: settings, environments, folders of models and runs. They raise UserError
-for a mistake.
+The checks need no torch, so a script can report a mistake before its slow imports. The functions
+raise UserError for a mistake.
 """
 
 from configurator import (
@@ -28,7 +26,7 @@ from support.quotes import split_unquoted, unquote
 from support.run_folder import check_out_dir, check_writable, load_saved
 
 PLAYERS = ("random", "greedy", "optimal")
-MAX_SAMPLES = 1000  # largest --samples (games of one prompt) and largest --draws
+MAX_SAMPLES = 1000  # largest --samples, and largest --draws of studies.credit
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
     "--api_base": "python -m tools.api_models",
@@ -63,12 +61,12 @@ def check_not_empty(argv: list[str]) -> None:
 
 
 def scored_envs(config: Config) -> list[str]:
-    """The environments to evaluate in: those of the last stage of eval_env or, if empty, of env."""
+    """The environments in the last stage of eval_env, or of env if eval_env is empty."""
     return list(mixture_at(config.eval_env or config.env, None))
 
 
 def check_envs(config: Config, envs: Iterable[str]) -> None:
-    """Check, before a model is loaded, that the first turn of each environment can be played."""
+    """Check that the first turn of each environment can be played. Raises: UserError."""
     for env in envs:
         make_episode(config, env)
         check_first_turn(env, config.observation, config.actions_per_traj, config.step_timeout_s)
@@ -79,11 +77,11 @@ def check_envs(config: Config, envs: Iterable[str]) -> None:
 
 @dataclass
 class Job:
-    """What to score: the arguments of eval.py and of the scripts that share its options."""
+    """The parsed arguments of eval.py, or of a script that shares its options."""
 
     config: Config
-    options: dict  # a value for each key of SCORING_OPTIONS, and for the script's own options
-    models: list[str]  # the models to score: names or folders
+    options: dict  # of SCORING_OPTIONS and of the script
+    models: list[str]  # names or folders
     command: str = "eval.py"  # the script, a key of `no_effect.READ_BY`
     sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value
 
@@ -101,12 +99,12 @@ def read_eval(argv: list[str]) -> Job:
 
 
 def _check_against(job: Job) -> None:
-    """Check before the evaluation that --against can begin the name of a row of the score table."""
+    """Check that --against can select a row of the score table."""
     reference = job.options["against"]
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
     begins_a_row = any(name.startswith(reference) for name in rows)
-    # The name of a player may be the beginning of its row's name, as in "greedy, closed loop".
+    # A row's name may continue the name of its player, as in "greedy, closed loop".
     continues = any(reference.startswith(name) for name in players)
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)
@@ -125,10 +123,9 @@ def read_scoring(
 
     Args:
         options: the legal options with their defaults.
-        command: the script, a key of `no_effect.READ_BY`.
-        default_model: True to score the config's model if neither runs nor players are given.
-        score_runs: True to score the policies of the given runs, unless --model names others; False
-            to use only the settings of the first run.
+        default_model: True to score the config's model if no run and no player are given.
+        score_runs: True to score the policies of the given runs, unless --model is given. False to
+            read only the settings of the first run.
     """
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     for arg in argv[len(runs) :]:
@@ -185,9 +182,9 @@ def _check_scoring_options(options: dict) -> None:
 
 
 def check_trusted(run: str, config: Config, sources: dict[str, str]) -> None:
-    """Refuse an environment that can run programs or read files if only the run's folder names it.
+    """Refuse environments from a run's folder that can run programs or read files.
 
-    Somebody else may have written that folder.
+    Somebody else may have written the folder.
     """
     for key in ("env", "eval_env"):
         value = getattr(config, key)

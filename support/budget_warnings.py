@@ -1,22 +1,19 @@
 """Warnings about replies and games that ran out of tokens, and about idle iterations.
 
-Running out of tokens makes a policy look bad: a reply that was cut off is rarely valid, and a game
-whose context has no room for another reply is not won. An iteration is idle if the filter kept no
-group, so that nothing was updated. The functions keep no state, so a continued run prints the same
-warnings as an uninterrupted one.
+An iteration is idle if the filter kept no group, so nothing was updated.
 """
 
 from collections.abc import Sequence
 from statistics import fmean
 
 BUDGET_LIMIT = 0.1  # smallest fraction of cut-off replies or of full contexts that causes a warning
-LAST_ROWS = 10  # iterations that the summary at the end of a run describes
-# The metrics that `budget_note` reads. Rows of older versions do not have them.
+LAST_ROWS = 10  # iterations in the summary at the end of a run
+# metrics of `budget_note`; rows of older versions do not have them
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
-IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row or, at the run's end, in all
-SOLVED = 0.9  # the task counts as solved if idle iterations reach this success rate
-# Below this fraction of valid replies, SFT on the reply format is advised. If there is a
-# `budget_note`, replies that were cut off count as valid.
+IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
+SOLVED = 0.9  # the task counts as solved from this mean success of idle iterations on
+# Below this fraction of valid replies, an idle warning advises SFT on the format. If there is a
+# `budget_note`, cut-off replies count as valid.
 FEW_VALID = 0.5
 
 
@@ -56,7 +53,7 @@ def budget_warning(history: Sequence[dict]) -> str:
 
 
 def budget_summary(history: Sequence[dict]) -> str:
-    """A sentence with the `budget_note` of the means over the last LAST_ROWS rows; "" for none."""
+    """The `budget_note` of the means over the last LAST_ROWS rows, as a sentence; "" for none."""
     note = budget_note(mean_budgets(history[-LAST_ROWS:]))
     return f"in the last iterations, {note}" if note else ""
 
@@ -75,7 +72,7 @@ def mean_budgets(rows: Sequence[dict]) -> dict[str, float]:
 
 def idle_warning(history: Sequence[dict]) -> str | None:
     """A warning if the history ends with exactly IDLE_LIMIT idle iterations; None otherwise."""
-    num_idle = 0  # idle iterations at the end of the history
+    num_idle = 0
     for row in reversed(history):
         if row["kept_groups"]:
             break
@@ -92,7 +89,6 @@ def idle_summary(history: Sequence[dict]) -> str | None:
 
 
 def _describe(history: Sequence[dict]) -> str:
-    """How many iterations updated the policy, why the others did not, and what to do."""
     idle = [row for row in history if not row["kept_groups"]]
     num_updates = len(history) - len(idle)
     valid = fmean(row["valid_frac"] for row in idle)

@@ -1,4 +1,4 @@
-"""Checkpoints, which a thread writes during training, and Hugging Face folders of the policy.
+"""Writes and loads checkpoints, and writes Hugging Face folders of the policy.
 
     out_dir/checkpoint-000010/state/*.safetensors   trained weights and optimizer moments
                              /state.json            format, step, bad_steps, estimator_state,
@@ -6,17 +6,15 @@
                              /config.json           the settings
                              /logs.json             checksums of the logs so far
                              /manifest.json         sha256 of the files above
-    out_dir/best/                                   Hugging Face folder: the policy with the best
-                                                    evaluation
-    out_dir/policy/                                 Hugging Face folder: the policy after the last
-                                                    iteration
-            /checksums.json                         in best/, too: sha256 of the files
-            /iteration.json                         in best/, too: the policy's iteration
+    out_dir/best/                                   the policy with the best evaluation
+    out_dir/policy/                                 the policy after the last iteration
+    out_dir/{best,policy}/checksums.json            sha256 of the files in the folder
+                         /iteration.json            the iteration of the policy
 
-For a checkpoint, training waits only until the one before it is written and weights and moments are
-copied to CPU memory. A folder gets its final name after all of its files are on disk, so a folder
-with that name is complete. A checkpoint has no state of random generators, because each draw is
-seeded with its purpose and iteration. It has no pickle, so loading it executes no code.
+A thread writes checkpoints during training. Training waits only until the previous checkpoint is
+written and the new state is copied to CPU memory. A folder gets its final name after all of its
+files are on disk. Checkpoints hold no state of random generators, because each draw is seeded with
+its purpose and iteration. They hold no pickle, so loading one executes no code.
 """
 
 from configurator import UserError
@@ -53,11 +51,11 @@ from support.checksums import (
 )
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
-LONG_WAIT = 0.05  # fraction of a run's time; if training waits longer, `Saver` prints it
-FORMAT = 1  # version of the checkpoint format; `newest` refuses other versions
-FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern of checkpoints; the digits are the iteration
+LONG_WAIT = 0.05  # fraction of a run's time; `Saver` prints a longer wait
+FORMAT = 1
+FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
 ITERATION = "iteration.json"  # file in best/ and policy/
-STATE = {"format": int, "step": int}  # keys that state.json must have, see support/json_shapes.py
+STATE = {"format": int, "step": int}  # shape of state.json, see support/json_shapes.py
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -67,11 +65,7 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 class Saver:
-    """Writes the checkpoints of a run in a thread, one at a time. Every rank must call its methods.
-
-    At the end of its `with` block it waits for the last checkpoint. It prints how long training
-    has waited for checkpoints, if more than LONG_WAIT of the time.
-    """
+    """Writes the checkpoints of a run in a thread. Every rank must call each method."""
 
     def __init__(self, out_dir: Path, keep: int):
         self.out_dir = out_dir
@@ -80,7 +74,7 @@ class Saver:
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
         self.memory: Tensor | None = None  # pinned; kept, because allocating it takes seconds
-        self.buffers: dict | None = None  # tensors in `memory`, for a copy of the state
+        self.buffers: dict | None = None  # tensors in `memory`
         # The thread has its own process group, so its collectives do not mix with training's.
         self.group = dist.new_group(backend="gloo")
         self.began = time.perf_counter()
@@ -105,26 +99,23 @@ class Saver:
 
         Args:
             state: tensors in nested dicts, such as those of `training_state`.
-            counts: content of state.json: "step", and what else the run needs to continue.
+            counts: the content of state.json, with a key "step".
         Raises: UserError if the previous checkpoint could not be written.
         """
         self.wait()
         began = time.perf_counter()
         if torch.cuda.is_initialized() and self.buffers is None:
             self.memory, self.buffers = make_buffers(state)
-        # `wait` has returned, so the thread does not read the buffers any more.
+        # `wait` has returned, so the thread no longer reads the buffers.
         copy = to_cpu(state, self.buffers)
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # once, for the copies of all tensors
-        # The thread reads the logs later. They may have grown by then, so it gets their sizes now.
+            torch.cuda.synchronize()
+        # The logs may grow before the thread reads them. So the thread gets their present sizes.
         self.writing = self.thread.submit(self._write, copy, counts, self.logs.sizes())
         self.paused_s += time.perf_counter() - began
 
     def wait(self) -> None:
-        """Wait until the checkpoint in progress is written.
-
-        Raises: UserError if it could not be written. A second call does not repeat the error.
-        """
+        """Wait until the checkpoint in progress is written. Raises: UserError if that fails."""
         began = time.perf_counter()
         writing = self.writing
         self.writing = None
@@ -167,7 +158,7 @@ class Saver:
         kept = [folder for folder in folders if folder <= final][-self.keep :]
         for folder in folders:
             if folder not in kept:
-                # Rename it first: a kill during the removal then leaves no half-removed checkpoint.
+                # Renamed first, so that a kill leaves no half-removed checkpoint.
                 shutil.rmtree(old, ignore_errors=True)
                 folder.rename(old)
                 shutil.rmtree(old, ignore_errors=True)
@@ -176,8 +167,7 @@ class Saver:
 class ShardWriter(dcp.HuggingFaceStorageWriter):
     """Writes the same files as its base class, but with `save_file` of safetensors.
 
-    The base class first serializes all tensors in memory. That doubles the memory and holds
-    Python's global lock, so training would pause for seconds.
+    The base class serializes all tensors first, which doubles the memory and holds the GIL.
     """
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> torch.futures.Future:
@@ -198,8 +188,7 @@ class ShardWriter(dcp.HuggingFaceStorageWriter):
 def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterator[Path]:
     """Yield a folder that all ranks write into, and rename it to `final` when it is complete.
 
-    Args: group: for the barriers. A thread needs another process group than training.
-    Raises: UserError if a file cannot be written. An older folder `final` then stays.
+    Raises: UserError if a file cannot be written.
     """
     partial = final.with_name("partial")
     old = final.with_name("old")
@@ -228,7 +217,6 @@ def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterat
 
 
 def _reason(error: BaseException) -> BaseException:
-    """The first error of a rank in a CheckpointException. Any other error is returned as it is."""
     if isinstance(error, dcp.CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error
@@ -238,14 +226,14 @@ def _reason(error: BaseException) -> BaseException:
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The trained parameters by name: all, or with LoRA the LoRA matrices and the value head."""
+    """Name -> trained parameter. LoRA trains only the LoRA matrices and the value head."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
     """The tensors that training changes: {module: {"weights": ..., "moments": ...}}.
 
-    Learning rates and betas are not included; a run takes them from its settings.
+    Learning rates and betas are not included: a run takes them from its settings.
     """
     state = {}
     for name, module in modules.items():
@@ -261,12 +249,8 @@ def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
 
 
 def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Create the moments of an optimizer that has made no step.
-
-    get_state_dict creates them with an optimizer step at learning rate 0. This function then sets
-    the step count of the optimizer back to 0.
-    """
-    get_state_dict(module, optimizer)
+    """Create the moments of an optimizer that has made no step."""
+    get_state_dict(module, optimizer)  # makes a step with learning rate 0, which must not count
     for moments in optimizer.state.values():
         moments["step"].zero_()
 
@@ -275,7 +259,7 @@ def to_cpu(state, buffers=None):
     """Copy the tensors in nested dicts to CPU memory; sharded tensors stay sharded.
 
     Args: buffers: from `make_buffers`, to copy into; None allocates new memory. Copies from a GPU
-        into buffers may still be under way when this function returns.
+        into buffers are asynchronous.
     """
     if isinstance(state, dict):
         copies = {}
@@ -290,12 +274,11 @@ def to_cpu(state, buffers=None):
 
 
 def make_buffers(state: dict) -> tuple[Tensor, dict]:
-    """Allocate one buffer for a copy of the tensors in nested dicts, without copying them.
+    """Allocate one buffer with room for the tensors in nested dicts.
 
     A GPU copies several times faster into pinned memory than into ordinary memory. torch's own
     pinned memory rounds each tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B
-    model. So the buffer is ordinary memory that CUDA pins. If CUDA cannot pin it, copies are slower
-    but correct.
+    model. So the buffer is ordinary memory that CUDA pins.
 
     Returns: the buffer, uint8; the tensors in it, in dicts like those of `state`.
     """
@@ -309,7 +292,6 @@ def make_buffers(state: dict) -> tuple[Tensor, dict]:
 
 
 def _tensors_in(state) -> Iterator[Tensor]:
-    """The tensors of nested dicts, in their order."""
     if isinstance(state, Tensor):
         yield state
         return
@@ -318,26 +300,26 @@ def _tensors_in(state) -> Iterator[Tensor]:
 
 
 def _placed(state, parts: Iterator[Tensor]):
-    """Nested dicts like `state`; their tensors lie in `parts`, the pieces of a buffer."""
+    """Nested dicts like `state`, with tensors in `parts`, the pieces of a buffer."""
     if isinstance(state, dict):
         return {key: _placed(value, parts) for key, value in state.items()}
     local = _local(state)
     part = next(parts)[: local.nbytes].view(local.dtype).view(local.shape)
     if not isinstance(state, DTensor):
         return part
-    # DTensor.from_local would move `part` to the GPU. So set _local_tensor, as torch itself does.
+    # DTensor.from_local would move `part` to the GPU, so set _local_tensor.
     sharded = state.detach().to("cpu", copy=True)
     sharded._local_tensor = part
     return sharded
 
 
 def _aligned(num_bytes: int) -> int:
-    """Round up to a multiple of 64, so that a tensor of any type may begin after these bytes."""
+    """Round up to a multiple of 64, where a tensor of any type may begin."""
     return (num_bytes + 63) // 64 * 64
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor that this rank holds; any other tensor unchanged."""
+    """This rank's part of a sharded tensor; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -347,7 +329,7 @@ def _local(tensor: Tensor) -> Tensor:
 def newest(out_dir: Path) -> Path | None:
     """The newest undamaged checkpoint, the same on every rank; None if there is no checkpoint.
 
-    Raises: UserError if all checkpoints are damaged, or `_check_state` refuses the newest good one.
+    Raises: UserError if all are damaged, or the newest undamaged one has a wrong format or step.
     """
     found = _newest_on_rank_0(out_dir) if parallel.rank() == 0 else None
     return parallel.all_gather_lists([found])[0][0]
@@ -369,7 +351,6 @@ def _newest_on_rank_0(out_dir: Path) -> Path | None:
 
 
 def _check_state(folder: Path) -> None:
-    """Raise UserError if state.json has another format, or another step than its folder's name."""
     path = folder / "state.json"
     version = read_json(path, {"format": int})["format"]
     if version != FORMAT:
@@ -414,9 +395,9 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, An
 def export(folder: Path, policy: Policy, tokenizer, step: int | None = None) -> None:
     """Write the policy as a Hugging Face folder, with checksums of its files.
 
-    With LoRA, the weights are merged, and the subfolder adapter/ holds the LoRA matrices for peft.
+    With LoRA, the weights are merged, and adapter/ holds the LoRA matrices for peft.
 
-    Args: step: the iteration after which a run has this policy; None outside of a run.
+    Args: step: the iteration of the policy; None outside of a run.
     """
     with atomic_folder(folder) as partial:
         weights = _full_weights(policy)

@@ -1,10 +1,11 @@
-"""Checksums of the files of a run. They reveal damage that leaves a file readable.
+"""Checksums of the files of a run, to find damaged files.
 
     checkpoint-STEP/manifest.json    of all files of the checkpoint
     checkpoint-STEP/logs.json        of the logs of the run, up to the iteration of the checkpoint
-    best/checksums.json              of the files of the policy; policy/ has one, too
+    best/checksums.json              of the files of the best policy
+    policy/checksums.json            of the files of the last policy
 
-They do not protect against somebody who changes a file and its checksum.
+Checksums do not protect against somebody who changes a file and its checksum.
 """
 
 from configurator import UserError
@@ -18,8 +19,8 @@ from support.run_folder import read_json
 # append-only; a restart drops lines after its checkpoint
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
-OF_MODEL = "checksums.json"  # the file of checksums in the folder of a model
-BLOCK = 4 * 2**20  # bytes to read at once
+OF_MODEL = "checksums.json"  # in the folder of a model
+BLOCK = 4 * 2**20  # bytes per read
 
 
 def sha256_of(path: Path, num_bytes: int | None = None) -> str:
@@ -67,7 +68,7 @@ def wrong_files(folder: Path, expected: dict[str, str]) -> list[str]:
 
 
 def find_corruption(folder: Path) -> str:
-    """Compare the files of a checkpoint with its manifest. Returns: the problem; "" for none."""
+    """How the files of a checkpoint differ from its manifest; "" for no difference."""
     try:
         manifest = read_json(folder / "manifest.json", {str: str})
         differing = sorted(manifest.keys() ^ (files_in(folder).keys() - {"manifest.json"}))
@@ -83,9 +84,9 @@ def find_corruption(folder: Path) -> str:
 
 
 def find_damage(folder: Path) -> str:
-    """Compare the files of a model's folder with their checksums. Added files are ignored.
+    """How the files of a model differ from their checksums; "" for no difference or no checksums.
 
-    Returns: the problem; "" if there is none, or the folder has no checksums."""
+    Added files are ignored."""
     path = folder / OF_MODEL
     if not path.exists():
         return ""
@@ -100,7 +101,7 @@ def find_damage(folder: Path) -> str:
 
 
 class LogChecksums:
-    """Updates the checksums of a run's logs as they grow. It reads each byte once."""
+    """Checksums of the growing logs of a run; each byte is read once."""
 
     def __init__(self, out_dir: Path):
         self.out_dir = out_dir
@@ -110,7 +111,7 @@ class LogChecksums:
             self.digests[name] = hashlib.sha256()
 
     def sizes(self) -> dict[str, int]:
-        """The present sizes of the logs in bytes. A log that does not exist is left out."""
+        """Name -> present size in bytes of each existing log."""
         sizes = {}
         for name in LOGS:
             path = self.out_dir / name
@@ -121,7 +122,7 @@ class LogChecksums:
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
         """The content of logs.json for the logs up to these sizes, in bytes. Raises: OSError.
 
-        No size may be smaller than in an earlier call.
+        A size must not be smaller than in an earlier call.
         """
         record = {}
         for name, size in sizes.items():
@@ -134,9 +135,9 @@ class LogChecksums:
 
 
 def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
-    """The logs that do not begin with what they held when a checkpoint was written.
+    """The names of logs whose lines up to a checkpoint have changed since it was written.
 
-    Returns: their names; [] if an older version wrote the checkpoint, without logs.json.
+    Returns: the names; [] for a checkpoint of an older version, which has no logs.json.
     Raises: UserError if a file cannot be read, or logs.json names another file."""
     path = checkpoint / "logs.json"
     if not path.is_file():

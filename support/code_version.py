@@ -1,7 +1,6 @@
 """Finds the commit of the code that runs, and how the code differs from this commit.
 
-A run writes the difference into `code.diff` in its folder, so that `git checkout COMMIT` and
-`git apply out/RUN/code.diff` restore the code that it ran.
+`git checkout COMMIT` and `git apply out/RUN/code.diff` restore the code of a run.
 """
 
 import re
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-NAME = "code.diff"  # the file in the folder of a run
-MAX_CHARACTERS = 1_000_000  # longest difference to save
-# The diff leaves out results and pages: no run depends on them, and other commands may write them.
+NAME = "code.diff"
+MAX_CHARACTERS = 1_000_000
+# left out of the diff: results and pages, on which no run depends
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
 # These options override git settings of the user that would change the format.
 DIFF = (
@@ -31,13 +30,13 @@ class Change(NamedTuple):
 
     added: int  # number of lines
     removed: int  # number of lines
-    text: str  # the part of the diff about this file
+    text: str
 
 
 def git_commit() -> str | None:
-    """The commit of this code, with "-dirty" if a tracked file has changed (RESULTS excepted).
+    """The commit of this code, with "-dirty" if a tracked file has changed; None if git fails.
 
-    Returns: None if git is missing or fails.
+    Changes of RESULTS do not count.
     """
     commit = _git("rev-parse", "HEAD")
     changed = _git(*DIFF, "--name-only", "HEAD", "--", ":/", *RESULTS)
@@ -49,9 +48,8 @@ def git_commit() -> str | None:
 def code_diff() -> str:
     """How the code differs from its commit, as one text for `git apply`; "" if equal or git fails.
 
-    It covers the tracked files, and the untracked Python files that this process has imported from
-    inside the repository, except those that git ignores. A text of more than MAX_CHARACTERS is cut
-    after a line, and its last line says so.
+    The text covers tracked files, and imported untracked Python files that git does not ignore. A
+    text of more than MAX_CHARACTERS is cut, and its last line says so.
     """
     parts = [_git(*DIFF, "HEAD", "--", ":/", *RESULTS) or ""]
     for path in _imported_untracked():
@@ -92,7 +90,7 @@ def _imported_untracked() -> list[str]:
     """Untracked Python files inside the repository that are imported, as paths below ROOT."""
     listed = _git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py") or ""
     paths = [path for path in listed.split("\0") if path]
-    if not paths:  # as usual; resolving the paths of all modules takes a second
+    if not paths:  # the usual case; resolving the paths of all modules takes a second
         return []
     imported = set()
     for module in list(sys.modules.values()):
@@ -107,7 +105,7 @@ def _cut_line(num_characters: int) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """The output of git in the folder of this code; None if git fails or is missing."""
+    """The output of git; None if git fails or is missing."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
     except OSError:

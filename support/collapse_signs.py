@@ -1,8 +1,8 @@
 """Finds the Echo Trap in rows of metrics.jsonl: regimes, signs of collapse and early stops.
 
-In the Echo Trap an agent repeats itself: rewards inside a group stop varying, so there is nothing
-left to learn from. Source: https://arxiv.org/abs/2504.20073. Regimes and early stops are those of
-RAGEN-2, https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md explains the thresholds.
+In the Echo Trap an agent repeats itself, and rewards inside a group stop varying. Source:
+https://arxiv.org/abs/2504.20073. Regimes and early stops are those of RAGEN-2,
+https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md explains the thresholds.
 """
 
 import math
@@ -10,26 +10,25 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-WINDOW = 5  # iterations; the level of a metric is its median over this many
-# The first level of a metric is its median over the first PERIOD iterations. Signs of collapse
-# compare a level with the level PERIOD iterations before.
+WINDOW = 5  # iterations; the level of a metric is its median over WINDOW iterations
+# Signs of collapse compare a level with the level PERIOD iterations before.
 PERIOD = 10
 
-# Regimes. MI, the mutual information of thought and prompt, is compared with its upper bound H(X),
-# the entropy of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read
-# their prompts, and under 0.01 H(X) for models that did not.
+# Regimes. MI is the mutual information of thought and prompt. Its upper bound H(X) is the entropy
+# of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read their prompts,
+# and under 0.01 H(X) for models that did not.
 LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
-LOW_ENTROPY = 0.05  # nats per token; entropy is low below this; p = (0.99, 0.01) has 0.056
+LOW_ENTROPY = 0.05  # nats per token; entropy below is low; p = (0.99, 0.01) has 0.056
 LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first value
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
-# PERIOD iterations. Gradient norms are no sign: in none of 48 collapses was their level above 10
+# PERIOD iterations. Gradient norms are no sign: in all of 48 collapses their level stayed within 10
 # times the first level (studies/collapse/README.md).
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
-HIGH_SUCCESS = 0.5  # from this success rate on, a low std is no sign: success itself lowers it
+HIGH_SUCCESS = 0.5  # from this success rate on, a low std is no sign: success lowers the std
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
 
-# Early stops, as in RAGEN-2
+# Early stops, as in RAGEN-2.
 # stop: PERIOD times in a row, the std of rewards is below this share of its mean over the first
 # PERIOD iterations
 STALE_STD_SHARE = 0.1
@@ -55,8 +54,7 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 def new_warnings(history: Sequence[dict]) -> list[str]:
     """Sentences about the signs of collapse that appear with the last row.
 
-    A sign is reported each time it begins. Most signs begin after success has fallen
-    (studies/collapse/README.md).
+    Most signs begin after success has fallen (studies/collapse/README.md).
     """
     before = signs_of_collapse(history[:-1])
     return [
@@ -87,15 +85,14 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
 
         diverse     entropy and mutual information are high: healthy
         template    thoughts vary, but not with the prompt
-        compressed  thoughts are certain and depend on the prompt, as a trained policy's may
+        compressed  thoughts are certain and depend on the prompt
         collapsed   entropy and mutual information are low
 
     The last measurement of first-turn thoughts decides. A measurement on a single prompt does not
     count, because its mutual information is always 0. Without a measurement, the policy's entropy
     and `_shows_trap` decide.
 
-    Args: row: the metrics of the iteration. history: the rows before it.
-    Returns: the regime; None if no entropy is known.
+    Args: history: the rows before `row`. Returns: the regime; None if no entropy is known.
     """
     rows = [*history, row]
     measured = [past for past in rows if past["mi_bound_first"]]
@@ -123,7 +120,7 @@ def _shows_trap(rows: Sequence[dict]) -> bool:
 
 
 class Levels(NamedTuple):
-    """Medians of a metric; NaN if there are too few rows, which makes every comparison false."""
+    """Medians of a metric; NaN for too few rows. Every comparison with NaN is false."""
 
     first: float  # over the first PERIOD iterations
     before: float  # over WINDOW iterations, PERIOD iterations ago

@@ -1,4 +1,4 @@
-"""Checks the shape of JSON values, because others may have written the file that holds them.
+"""Checks the shape of JSON values from files that others may have written.
 
 A shape is one of:
 
@@ -22,15 +22,12 @@ WORDS = {
     int: "a whole number, 0 or more",
     float: "a finite number, not above 1e300",
 }
-LARGEST = 2**63  # whole numbers must be smaller than this
-LARGEST_FLOAT = 1e300  # small enough to be multiplied without an overflow
+LARGEST = 2**63
+LARGEST_FLOAT = 1e300  # products do not overflow
 
 
 def check_shape(value: Any, shape: Any, source: str) -> None:
-    """Check that a value has a shape. Args: source: the file of the value, for the message.
-
-    Raises: UserError that names the part of the value that has another shape.
-    """
+    """Check that a value has a shape. Raises: UserError that names the first wrong part."""
     mismatch = find_mismatch(value, shape)
     if mismatch:
         raise UserError(f"{source} does not have the expected content: {mismatch}")
@@ -79,7 +76,6 @@ def _got(value: Any) -> str:
 
 
 def _has_type(value: Any, kind: type) -> bool:
-    """Whether a value that is no list or dict has the type that a shape names."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if kind is int:
         return is_whole and 0 <= value < LARGEST

@@ -2,8 +2,7 @@
 
     tensorboard --logdir out
 
-The tab SCALARS shows the metrics in the groups of support/metrics.py. HPARAMS compares the settings
-of runs. TEXT shows the settings of a run and sampled trajectories.
+TensorBoard's tab HPARAMS compares the settings of runs.
 """
 
 from configurator import Config
@@ -22,7 +21,7 @@ from support.metrics import metric_groups
 from support.records import transcript
 from support.run_folder import append_to, write_rows
 
-SHOWN_SAMPLES = 4  # trajectories of an iteration in the tab TEXT; trajectories.jsonl has more
+SHOWN_SAMPLES = 4  # trajectories of an iteration in TensorBoard
 
 
 def progress_bar(**options) -> tqdm:
@@ -66,12 +65,11 @@ class Log:
         self._show(row, samples)
 
     def close(self, exit_code: int = 0) -> None:
-        """End the W&B run. Args: exit_code: that of the process."""
+        """End the W&B run."""
         if self.wandb:
             self.wandb.close(exit_code)
 
     def _show(self, row: dict, samples: Sequence[Trajectory]) -> None:
-        """Write an iteration to TensorBoard and W&B."""
         scalars = {}
         texts = {}
         for name, value in row.items():
@@ -101,6 +99,6 @@ def tag_of(name: str, group: str) -> str:
 
 def preformatted(text: str) -> str:
     """Preformatted Markdown, so that TensorBoard does not interpret the text."""
-    # UTF-8 cannot encode a lone surrogate, so TensorBoard's writer would raise an error.
+    # TensorBoard's writer would raise an error for a lone surrogate.
     encodable = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return indent(encodable, "    ", lambda _: True)

@@ -17,7 +17,7 @@ RETRIEVAL_RANKS = (1, 2, 4, 8)  # K of retrieval@K
 
 
 class Metric(NamedTuple):
-    """A metric, or several if its name has placeholders in braces."""
+    """A metric, or several metrics if the name has placeholders in braces."""
 
     name: str
     group: str

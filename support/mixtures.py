@@ -14,7 +14,7 @@ from typing import NamedTuple
 from envs import find_class, make_env, split_options, split_spec
 from support.quotes import mask_quoted, split_unquoted
 
-SIGNS = (" ", "+", "*", "@", ">")  # characters that have a meaning in a mixture
+SIGNS = (" ", "+", "*", "@", ">")  # separators in a mixture
 STAGE = re.compile(r"(.*?)(?:@\s*(\d+)\s*)?", re.DOTALL)  # 'MIXTURE' or 'MIXTURE @50'
 PART = re.compile(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*")  # 'ENV' or '2*ENV'
 
@@ -51,7 +51,7 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
 
 @lru_cache
 def env_specs(*texts: str) -> tuple[str, ...]:
-    """The specs of all environments in curricula, without repetition. A text may be empty."""
+    """The specs of all environments in curricula, without repetition."""
     specs = {}  # a dict keeps the order, a set does not
     for text in texts:
         for stage in _parse_stages(text) if text else ():
@@ -62,7 +62,6 @@ def env_specs(*texts: str) -> tuple[str, ...]:
 def specs_that_run_programs(text: str) -> list[str]:
     """The specs in a curriculum that can run programs or read files. No environment is built.
 
-    Args: text: the setting `env` or `eval_env`. It may be empty.
     Raises: UserError for an unknown environment or an illegal weight.
     """
     found = []
@@ -70,7 +69,7 @@ def specs_that_run_programs(text: str) -> list[str]:
         mixture, _ = STAGE.fullmatch(part).groups()
         for spec in _weights_in(mixture, text):
             name, place, options = split_spec(spec)
-            # A user's file is code. It counts as a program and is not imported.
+            # A user's file counts as a program and is not imported.
             is_file = name.endswith(".py")
             if is_file or find_class(place).can_run_programs(split_options(options)):
                 found.append(spec)
@@ -105,7 +104,7 @@ def _check_quotes(text: str) -> None:
 
 
 def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> share, as A -> 1/3, B -> 2/3 for 'A + 2*B'. text: the whole setting, for errors."""
+    """Spec -> share: A -> 1/3, B -> 2/3 for 'A + 2*B'."""
     weights = _weights_in(mixture, text)
     for spec in weights:
         make_env(spec)  # raises for an unknown environment
@@ -114,7 +113,7 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 
 
 def _weights_in(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> weight, as A -> 1, B -> 2 for 'A + 2*B'. No environment is built."""
+    """Spec -> weight: A -> 1, B -> 2 for 'A + 2*B'. No environment is built."""
     weights: dict[str, float] = {}
     for part in split_unquoted(mixture, "+"):
         match = PART.fullmatch(mask_quoted(part))

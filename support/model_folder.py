@@ -1,12 +1,10 @@
 """Finds or downloads a model, and checks that it can be trained before anything is built from it.
 
-The checks read config.json, the headers of the weight files and, to compare checksums, whole files.
-They import neither torch nor transformers, and run no code of the folder.
+The checks import neither torch nor transformers, and run no code of the folder.
 
-All model families that can be trained are decoders with rotary positions, causal attention over the
-whole context, and the module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`,
-`lm_head`. Everything else that differs (biases, norms of queries and keys, layers without
-positions, the width of a head, a tied head) is computed by Hugging Face's own code.
+All supported models are decoders with rotary positions, causal attention over the whole context,
+and the module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`, `lm_head`.
+Hugging Face's code computes what differs between the models, such as biases and tied heads.
 """
 
 from configurator import UserError
@@ -23,7 +21,7 @@ import safetensors
 
 from support.checksums import find_damage
 
-BASE = Path(__file__).resolve().parent.parent / "base"  # the folder of model="tiny"
+BASE = Path(__file__).resolve().parent.parent / "base"  # of model="tiny"
 
 # model_type in config.json -> the models that have it
 FAMILIES = {
@@ -34,12 +32,12 @@ FAMILIES = {
 }
 
 # Rotary embeddings that depend on the position only. "dynamic" and "longrope" also depend on the
-# longest sequence of a forward, so one sequence would change another's log-probs.
+# longest sequence of a batch, so one sequence would change the log-probs of another.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
-HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # the form of a name on the Hugging Face hub
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # of config, weights, tokenizer
-HUB_TIMEOUT_S = 5.0  # time limit for the hub's first answer
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # USER/MODEL
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
+HUB_TIMEOUT_S = 5.0
 WEIGHT_TYPES = ("F32", "F16", "BF16")
 SIZES = (  # keys of config.json that must be whole numbers from 1 on
     "vocab_size",
@@ -54,8 +52,7 @@ SIZES = (  # keys of config.json that must be whole numbers from 1 on
 def find_model(name: str) -> str:
     """The folder of a local model, or the unchanged name of a model on the hub.
 
-    Args: name: "tiny", a folder, or a name on the hub. A name that looks like a folder is never
-        looked up on the hub.
+    Args: name: "tiny", a folder, or a name on the hub.
     Raises: UserError if a folder does not exist, or holds no model of a supported type.
     """
     if name == "tiny":
@@ -75,8 +72,7 @@ def find_model(name: str) -> str:
 
 
 def _looks_like_folder(name: str) -> bool:
-    """Whether a name looks like a folder: it begins with out/, the folder around it exists, or it
-    does not have the form USER/MODEL of a name on the hub."""
+    """Whether a name begins with out/, its parent folder exists, or it is no USER/MODEL."""
     in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
     return in_known_folder or not HUB_NAME.fullmatch(name)
 
@@ -84,10 +80,10 @@ def _looks_like_folder(name: str) -> bool:
 def download(name: str) -> str:
     """Download a model from the Hugging Face hub. Returns: its folder in the local cache.
 
-    It asks the hub once, without the retries of transformers, and downloads missing files.
+    The hub is asked once, without the retries of transformers.
     Raises: UserError if the model is not in the cache and cannot be downloaded.
     """
-    from huggingface_hub import snapshot_download  # this import takes half a second
+    from huggingface_hub import snapshot_download  # takes half a second
 
     if os.environ.get("RANK", "0") == "0":
         print(f"model={name!r}: asking the Hugging Face hub", file=sys.stderr, flush=True)
@@ -125,17 +121,17 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
             "changed it yourself"
         )
     described = read_description(folder)
-    if (folder / "adapter_config.json").exists():  # transformers would load the model that it names
+    if (folder / "adapter_config.json").exists():  # transformers would load the base model
         raise UserError(f"{given} holds an adapter; merge it into its model, and give that one")
     _check_numbers(described, given)
-    # Without a vocabulary, transformers makes an empty tokenizer and says nothing.
+    # Without a vocabulary, transformers makes an empty tokenizer without an error.
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise UserError(f"{given} has no tokenizer.json")
     shapes = {}
     for path in _weight_files(folder, given):
         shapes |= _read_shapes(path, given)
     num_layers = described["num_hidden_layers"]
-    if num_layers > len(shapes):  # to build a billion layers would take days
+    if num_layers > len(shapes):  # building a billion layers would take days
         raise UserError(
             f"{given} has {len(shapes)} weights, too few for the {num_layers} layers of its "
             "config.json"
@@ -151,14 +147,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def check_model_type(name: str, model_type: str) -> None:
-    """Check that the type of a model is supported.
-
-    Args:
-        name: the model's name, for the message.
-        model_type: from its config.json.
-
-    Raises: UserError that names the supported types.
-    """
+    """Check that the type of a model is supported. Raises: UserError with the supported types."""
     if model_type not in FAMILIES:
         supported = ", ".join(f"{kind} ({models})" for kind, models in FAMILIES.items())
         raise UserError(
@@ -170,10 +159,7 @@ def check_model_type(name: str, model_type: str) -> None:
 def check_architecture(name: str, config) -> None:
     """Check that our attention and both engines support the settings of a model.
 
-    Args:
-        name: the model's name, for the message.
-        config: Hugging Face's configuration object of the model.
-
+    Args: config: Hugging Face's configuration object of the model.
     Raises: UserError with the setting that is not supported.
     """
     check_model_type(name, config.model_type)
@@ -203,7 +189,6 @@ def check_architecture(name: str, config) -> None:
 
 
 def _read_object(path: Path, given: str) -> dict[str, Any]:
-    """Read a JSON object. Raises: UserError if the file holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -214,7 +199,6 @@ def _read_object(path: Path, given: str) -> dict[str, Any]:
 
 
 def _check_numbers(described: dict[str, Any], given: str) -> None:
-    """Check the sizes and rms_norm_eps in config.json. Raises: UserError."""
     sizes = {key: described.get(key) for key in SIZES}
     for key in ("num_key_value_heads", "head_dim"):
         if described.get(key) is not None:  # both have defaults in transformers
@@ -239,7 +223,6 @@ def _check_numbers(described: dict[str, Any], given: str) -> None:
 
 
 def _weight_files(folder: Path, given: str) -> list[Path]:
-    """The paths of the weight files. Raises: UserError if one is missing or outside the folder."""
     whole = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if whole.is_file():
@@ -260,10 +243,6 @@ def _weight_files(folder: Path, given: str) -> list[Path]:
 
 
 def _read_shapes(path: Path, given: str) -> dict[str, list[int]]:
-    """The shape of each weight, from the header of a file.
-
-    Raises: UserError if the file is damaged, or a weight is not of WEIGHT_TYPES.
-    """
     shapes = {}
     try:
         with safetensors.safe_open(path, framework="np") as weights:

@@ -1,15 +1,14 @@
 """Measures collapse: whether the policy's thoughts still depend on the prompt.
 
-Entropy does not show this: a policy may write varied thoughts that ignore the prompt. So every
-sampled thought z_i is scored after every distinct prompt x_j of the sample,
-l_ji = log p(z_i | x_j). Let w_j be the share of thoughts with prompt x_j, and x_i the prompt of
-thought z_i. The mutual information in nats,
+Entropy does not suffice: a policy may write varied thoughts that ignore the prompt. So every
+sampled thought z_i is scored after every distinct prompt x_j: l_ji = log p(z_i | x_j). Let w_j be
+the share of thoughts with prompt x_j, and x_i the prompt of thought z_i. The mutual information in
+nats,
 
     MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X),
 
 is 0 when thoughts ignore prompts, and H(X) when every thought identifies its prompt. Source:
-RAGEN-2, https://github.com/mll-lab-nu/RAGEN. RAGEN-2's bound log N equals H(X) if the N prompts
-differ. docs/diagnostics.md explains the numbers.
+RAGEN-2, https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md explains the numbers.
 """
 
 from configurator import Config
@@ -29,8 +28,8 @@ from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
-TIE = 1e-3  # nats; two log-probs of a thought that differ by less count as equal
-EMA_DECAY = 0.9  # of the moving average of marginal_std, per measurement
+TIE = 1e-3  # nats; log-probs of a thought that differ by less count as equal
+EMA_DECAY = 0.9  # of the average of marginal_std, per measurement
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
 
@@ -45,10 +44,8 @@ def measure_collapse(
     """The collapse metrics of one iteration (a collective).
 
     Args:
-        trajectories: the same on every rank.
-        rng: draws the thoughts that are measured; the same on every rank.
-        history: earlier rows of metrics.jsonl. The moving average of marginal_std continues from
-            the last row that holds it.
+        trajectories, rng: the same on every rank.
+        history: earlier rows of metrics.jsonl, to continue the moving average of marginal_std.
     Returns: metric name -> value; only valid_thinking_rate if no turn has a thought.
     """
     thoughts_by_trajectory = []
@@ -92,12 +89,12 @@ def _last_value(history: Sequence[dict], name: str) -> float | None:
 class Thought(NamedTuple):
     """A sampled thought and its prompt, as token ids."""
 
-    prompt_ids: tuple[int, ...]  # everything up to and including the sampled <think>
-    ids: list[int]  # the sampled tokens between the tags, without the tags
+    prompt_ids: tuple[int, ...]  # up to and including the sampled <think>
+    ids: list[int]
 
 
 class ThoughtSamples(NamedTuple):
-    """The two samples to measure. The names of their metrics end with the name of the field."""
+    """Two samples to measure. Names of metrics end with the sample: mi_first, mi_sampled."""
 
     first: list[Thought]  # from first turns
     sampled: list[Thought]  # from one random turn per trajectory
@@ -194,8 +191,9 @@ def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) 
 def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
     """Compute mutual information, entropies and retrieval.
 
-    Per-token metrics use the mean log-prob of a thought's tokens, as RAGEN-2 does. Metrics with
-    _seq use the log-prob of the whole thought; only mi_seq is a true mutual information.
+    Mutual information and entropies use the mean log-prob of a thought's tokens, as in RAGEN-2.
+    Metrics with _seq use the log-prob of the whole thought. Only mi_seq is a true mutual
+    information.
 
     Returns: metric name without _first or _sampled -> value; docs/metrics.md explains them.
     >>> logprobs = torch.tensor([[0.0, -99.0], [-99.0, 0.0]])
@@ -219,7 +217,6 @@ def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
 def _information(
     logprobs: Tensor, own_prompts: Tensor, weights: Tensor, ending: str
 ) -> dict[str, float]:
-    """Mutual information and entropies of (J, I) log-probs. Args: ending: of metric names."""
     matched = logprobs[own_prompts, torch.arange(len(own_prompts))]  # (I,)
     marginal = (logprobs + weights.log()[:, None]).logsumexp(0)  # (I,)
     mi = (matched - marginal).mean().item()

@@ -3,16 +3,14 @@
     these settings have no effect: clip_high: an iteration makes one optimizer step, and ...
     these settings have no effect: seed, temperature: eval.py does not use them
 
-A run of train.py prints such a line at its start, and so do other commands. Otherwise a user may
-conclude that a setting does not help, although it changed nothing.
+train.py and other commands print such a line. Otherwise a user may conclude that a setting does not
+help.
 
-train.py names settings that have no effect because of other settings. It looks at the command line
-and at the files of experiments. Of an overlay (a file in a subfolder of config/) it names only
-METHOD_SWITCHES: an overlay is made for many experiments, and some of its lines have no effect in
-some of these.
+train.py names settings that have no effect because of other settings. Overlays (files in subfolders
+of config/) are made for many experiments, so train.py names only their METHOD_SWITCHES.
 
-Other commands name settings from the command line that they do not use. They do not name settings
-from files: an experiment's file is for train.py, and other commands read a part of it.
+Other commands name settings from the command line that they do not use. They name no settings from
+files, because the file of an experiment is for train.py.
 """
 
 from configurator import (
@@ -31,7 +29,7 @@ from pathlib import Path
 from envs import Env, make_env
 from support.mixtures import env_specs
 
-# (names of settings, separated by blanks; why none of them has an effect)
+# (names of settings, separated by blanks; why the settings have no effect)
 Reason = tuple[str, str]
 
 
@@ -48,15 +46,13 @@ METHOD_SWITCHES = (
 
 
 def warn_inert(config: Config, sources: dict[str, str]) -> str:
-    """The line about given settings that have no effect on training; '' if there are none.
-
-    Args: sources: from `load_config`."""
+    """The line about given settings that have no effect on training; '' if there are none."""
     return sentence(inert_settings(config, given_settings(sources)))
 
 
 def given_settings(sources: dict[str, str]) -> list[str]:
-    """The settings that the user chose: those from the command line and from files that are no
-    overlays, and METHOD_SWITCHES from any file."""
+    """The settings from the command line and from files that are no overlays, and METHOD_SWITCHES
+    from any file."""
     given = []
     for name, source in sources.items():
         if source == "default":
@@ -113,10 +109,9 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
 def _one_step(config: Config) -> Iterator[Reason]:
     """Yield the clips that have no effect if an iteration makes one optimizer step.
 
-    A clip limits changes of the policy since the rollout. Before the first step it has not changed.
-    The ratio is then 1 if the trainer has computed the old log-probs. If the engine has computed
-    them, the ratio is the mismatch of engine and trainer. In float32 this mismatch is far below
-    every limit. In bfloat16 it may be larger than the clip range of GSPO."""
+    Before the first step, the ratio is 1 if the trainer computes the old log-probs. Otherwise the
+    ratio is the mismatch of engine and trainer. In float32 this mismatch is far below every limit,
+    but in bfloat16 it may exceed the clip range of GSPO."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return
@@ -148,7 +143,7 @@ def _estimator(config: Config) -> Iterator[Reason]:
         return
     yield "gamma", f"{estimator} does not discount tokens"
     if config.turn_level or config.state_weight:
-        return  # either setting makes turn_gamma discount turns
+        return  # then turn_gamma discounts turns
     reason = f"{estimator} does not discount turns unless turn_level or state_weight is set"
     yield "turn_gamma", reason
     if config.reward_norm_over == "group":
@@ -182,14 +177,12 @@ def _thoughts(config: Config, given: Collection[str]) -> Iterator[Reason]:
 
 
 def _makes_statements(spec: str) -> bool:
-    """Whether the class of an environment defines `statements`."""
     return type(make_env(spec)).statements is not Env.statements
 
 
 # ---------- other commands
 
-# Settings of a game and of its rewards. max_response_tokens is in GAME because the system message
-# states it.
+# Settings of a game. max_response_tokens is among them because the system message states it.
 GAME = """env observation think max_turns actions_per_turn actions_per_traj max_response_tokens
     step_timeout_s"""
 REWARDS = "format_penalty reward_density think_reward"
@@ -217,9 +210,9 @@ READ_BY = {  # command -> the settings that change its result
 
 
 def warn_unread(command: str, config: Config, sources: dict[str, str]) -> str:
-    """The line about the settings from the command line that have no effect; '' if there are none.
+    """The line about settings on the command line that a command does not use; '' for none.
 
-    Args: command: a key of READ_BY; sources: from `load_config`."""
+    Args: command: a key of READ_BY."""
     given = [name for name, source in sources.items() if source == "command line"]
     reasons = list(_imitation(config)) if command == "tools.sft" else []
     unread = [name for name in given if name not in READ_BY[command].split()]
@@ -239,7 +232,6 @@ def _them(names: Collection[str]) -> str:
 
 
 def _imitation(config: SftConfig) -> Iterator[Reason]:
-    """Yield the settings that tools.sft does not use because of its other settings, and why."""
     player = "sft_player sft_actions sft_noise sft_clean"
     if config.sft_file:
         yield f"{player} sft_planners", "sft_file holds the demonstrations"
@@ -259,7 +251,7 @@ def _imitation(config: SftConfig) -> Iterator[Reason]:
 
 
 def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
-    """Given setting that has no effect -> the first reason why."""
+    """Given setting without effect -> the first reason."""
     inert: dict[str, str] = {}
     for names, reason in reasons:
         for name in names.split():
@@ -269,9 +261,7 @@ def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
 
 
 def sentence(inert: dict[str, str]) -> str:
-    """One line that names the settings without effect, and why; '' if there are none.
-
-    Args: inert: setting -> why it has no effect."""
+    """One line that names the settings without effect, and why; '' if there are none."""
     names_of: dict[str, list[str]] = {}  # reason -> settings
     for name, reason in inert.items():
         names_of.setdefault(reason, []).append(name)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product a @ b in float32, also of 16-bit factors.
+    """The matrix product a @ b in float32, for float32 or 16-bit factors.
 
-    A 16-bit result would round logits near 16 to multiples of 1/8 in bfloat16, of 1/64 in float16.
+    A bfloat16 result would round logits near 16 to multiples of 1/8, a float16 result to 1/64.
 
     Args: a (N, K) and b (K, M) of one type; on a CPU, b may be in float32 already.
     Returns: (N, M) float32.
@@ -25,15 +25,14 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
 def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """Round to a 16-bit type, up or down at random, so that the expected value is exact.
 
-    Rounding to the nearest number would drop every change of less than half a step: a weight near
-    0.03 has steps of 1.2e-4 in bfloat16. Here a change of a tenth of a step moves a tenth of the
-    weights by one step. Values that the 16-bit type can hold do not change.
+    Rounding to the nearest number would drop every change of less than half a step. In bfloat16, a
+    weight near 0.03 has steps of 1.2e-4. Values that the 16-bit type can hold do not change.
 
     Args:
         values: float32.
         dtype: bfloat16 or float16. In float16, values below 6e-5 are rounded to the nearest number.
-        seed: of the random numbers. In each position, calls with the same seed round up at the
-            same threshold. So the rounded value of a weight that grows never falls.
+        seed: of the random numbers. Calls with the same seed round up at the same threshold in each
+            position. So the rounded value of a growing weight never falls.
     """
     num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: bfloat16 16, float16 13
     generator = torch.Generator(values.device).manual_seed(seed)
@@ -44,7 +43,7 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         device=values.device,
         dtype=torch.int32,
     )
-    # Read as integers, the bits of float32 numbers are ordered by their absolute values. So adding
-    # to the bits moves a number away from 0, and clearing low bits moves it towards 0.
+    # The bits of a float32 number, read as an integer, grow with its absolute value. So adding to
+    # the bits moves a number away from 0, and clearing low bits moves a number towards 0.
     bits = values.contiguous().view(torch.int32) + noise
     return (bits >> num_dropped << num_dropped).view(torch.float32).to(dtype)

@@ -18,14 +18,14 @@ from envs import EVAL_SEED, Env, make_env, missing_method, show
 from support.threads import call_all
 from support.time_limit import EnvError, call_with_timeout
 
-# Builds to compare. If each is one of two equally likely variants, 4 builds differ in 7 of 8 cases.
+# Builds to compare. With two equally likely variants, 4 builds differ in 7 of 8 cases.
 NUM_BUILDS = 4
-NUM_GAMES = 3  # evaluation games that are tried before the environment counts as broken
+NUM_GAMES = 3  # evaluation games to try
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # CUDA version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
 MIN_DRIVERS = {"12": 525, "13": 580}
 MEMORY_FILE = Path("/proc/meminfo")
-CONTAINER = Path("/sys/fs/cgroup")  # where Linux shows the limits of a container
+CONTAINER = Path("/sys/fs/cgroup")
 VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
     "--engine=torch; on a laptop add config/models/tiny.py, which selects the torch engine"
@@ -66,10 +66,10 @@ def check_wandb(project: str) -> None:
 def check_driver(cuda_version: str | None) -> None:
     """Check that the NVIDIA driver of this machine is new enough for torch.
 
-    torch sees no GPU if the driver is too old, and then a run would start on the CPU.
+    With an older driver torch sees no GPU, and a run would start on the CPU.
 
     Args: cuda_version: of the installed torch, such as "13.0"; None for a build for CPUs.
-    Raises: UserError if the driver is too old.
+    Raises: UserError.
     """
     major = (cuda_version or "").split(".")[0]
     if major not in MIN_DRIVERS or not DRIVER_FILE.is_file():
@@ -85,8 +85,8 @@ def check_driver(cuda_version: str | None) -> None:
 def free_cpu_memory() -> int:
     """Bytes of CPU memory that this process can still take without swapping.
 
-    It is the smallest of what the machine has left, what the container (cgroup v2) has left, and
-    the limit of `ulimit -v`. macOS reports no free memory: there the first is all memory.
+    The result is the smallest of three limits: free memory of the machine (on macOS: all memory),
+    free memory of the container (cgroup v2), and `ulimit -v`.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if MEMORY_FILE.is_file():
@@ -108,15 +108,12 @@ def free_cpu_memory() -> int:
 # ---------- environments
 
 
-@lru_cache(maxsize=256)  # scripts read their command line twice
+@lru_cache(maxsize=256)  # command lines are read twice
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
-    """Start an evaluation game in several builds of an environment, and try an action in one.
+    """Start an evaluation game in several builds of an environment, and try an action in one build.
 
-    This finds two errors that a run would notice late or never. If an environment draws random
-    numbers when it is built, the members of a group play different games, and the fixed evaluation
-    prompts differ between evaluations. If the options of an environment demand something
-    impossible, each game may last until the time limit of its first turn, and end in an error.
-    `python -m tools.check_env` checks more.
+    An environment must not draw random numbers when it is built: the members of a group would play
+    different games. `python -m tools.check_env` checks more.
 
     Args: spec: the environment, as in the setting `env`; observation, max_actions: as for
         `make_env`; limit_s: the time limit of a turn, in seconds.
@@ -148,7 +145,6 @@ def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
 
 
 def _try_action(env: Env) -> None:
-    """Try an action, if the environment has names of actions or a random player."""
     if env.actions:
         env.step(env.actions[0])
     elif not missing_method(env, "random"):
@@ -156,7 +152,6 @@ def _try_action(env: Env) -> None:
 
 
 def _compare_builds(views: list[tuple[Hashable, ...]], spec: str) -> None:
-    """Check that `_start_game` returned the same for all builds. Raises: UserError."""
     for view in views:
         for first, other in zip(views[0], view, strict=True):
             if first != other:

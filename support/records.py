@@ -15,7 +15,7 @@ from dialogue import cut_fault
 from rollout import Trajectory, Turn
 from support.run_folder import append_to, parse_json, read_text, replace_file
 
-if TYPE_CHECKING:  # torch takes seconds to import
+if TYPE_CHECKING:  # torch is slow to import
     from torch import Tensor
 
 TURN = {  # the shape of a turn, see support/json_shapes.py
@@ -39,7 +39,7 @@ TURN = {  # the shape of a turn, see support/json_shapes.py
     "advantage": (float, ...),
     "value": (float, ...),
 }
-TRAJECTORY = {  # the shape of a line, which holds one trajectory
+TRAJECTORY = {  # the shape of a line
     "env": str,
     "seed": [int],
     "split": (str, ...),
@@ -55,7 +55,7 @@ TRAJECTORY = {  # the shape of a line, which holds one trajectory
 
 
 LOST = "the game was lost"
-# why a trajectory ended without a success, by its status; errors have texts of their own
+# status -> why a trajectory ended without a success; errors have texts of their own
 REASONS = {
     "success": "",
     "failure": "the game ended, or its last action was used, without a success",
@@ -67,7 +67,7 @@ REASONS = {
 def why_ended(status: str, last: Mapping) -> str:
     """Why a trajectory ended, in words; "" for a success.
 
-    Args: last: the facts of the last turn, see `TurnRecord`. Old records do not have all facts."""
+    Args: last: the facts of the last turn (`TurnRecord`). Old records do not have all facts."""
     if status == "success":
         return ""
     if status == "error":
@@ -106,11 +106,10 @@ def transcript(trajectory: Trajectory) -> str:
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     """Convert a trajectory into a dict for JSON.
 
-    Each turn has its `Turn.reward`. Each sampled token has its surprise, if known: -log p under the
-    engine, in nats. A token that is a part of a character is decoded as U+FFFD.
+    The surprise of a sampled token is -log p under the engine, in nats.
 
-    Args: tokenizer: decodes the response tokens; None if these are texts already (of models behind
-        an API) or if there are none (scripted players)."""
+    Args: tokenizer: decodes the response tokens; None if the tokens are texts (models behind an
+        API) or if there are no tokens (scripted players)."""
     record = {
         "env": trajectory.env,
         "seed": trajectory.seed,
@@ -181,8 +180,7 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
     """Write a line for each trajectory, with the name and the entropy of its policy or player.
 
-    Args: rows: name of a policy or player -> its `Scores`; mode: "w" replaces the file, "a" appends
-        to it."""
+    Args: rows: name of a policy or player -> its `Scores`."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}
@@ -194,7 +192,7 @@ def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -
 def write_samples(
     path: Path, step: int, trajectories: Sequence[Trajectory], group_size: int, tokenizer
 ) -> None:
-    """Append trajectories of a training iteration; `python -m tools.view` shows them."""
+    """Append trajectories of a training iteration to a file."""
     with append_to(path) as file:
         for index, trajectory in enumerate(trajectories):
             head = {"step": step, "group": index // group_size}
@@ -205,9 +203,9 @@ def write_samples(
 def read_records(path: str | Path, shape: dict) -> list[dict]:
     """Read the lines of a file of trajectories.
 
-    Args: shape: what a line must hold, see support/json_shapes.py.
-    Raises: UserError if a line has another shape, an empty seed or no turns, or if there is no
-        line."""
+    Args: shape: of a line, see support/json_shapes.py.
+    Raises: UserError if a line has another shape, an empty seed or no turns, or if no line exists.
+    """
     records = []
     for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):
         if not line:

@@ -29,7 +29,7 @@ PRINTED = {
     "cpu_s": "5.2",
     "eval_success": "5.3",
 }
-EVAL_KEYS = (  # metrics that evaluations have, too, as eval_NAME
+EVAL_KEYS = (  # metrics of an evaluation, in a row as eval_NAME
     "success",
     "reward",
     "valid_frac",
@@ -43,7 +43,7 @@ EVAL_KEYS = (  # metrics that evaluations have, too, as eval_NAME
     "cut_frac",
     "cut_by_context_frac",
 )
-SHOWN_REPORT = 100_000  # characters of scores.md that are printed
+SHOWN_REPORT = 100_000  # characters of scores.md
 NEXT_STEPS = """
 next steps, for example:
   python -m tools.view {run}    # a page with every turn; --panel: curves that warn of a collapse
@@ -55,7 +55,7 @@ next steps, for example:
 
 
 def print_start(config: Config, scores: dict[str, Scores]) -> None:
-    """Print, for each environment, the success of the model that the run begins with."""
+    """Print the success before training in each environment."""
     for env, (metrics, _) in scores.items():
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
         sampled = f"T={config.eval_temperature:g}"
@@ -65,9 +65,7 @@ def print_start(config: Config, scores: dict[str, Scores]) -> None:
 
 
 def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, float | None]:
-    """The metrics eval_* of the first scored environment, and eval_success/ENV of the others.
-
-    Without scores, every value is None."""
+    """The metrics eval_* of the first scored environment, and eval_success/ENV of the others."""
     first, *others = scored_envs(config)
     row = {}
     for key in EVAL_KEYS:
@@ -78,7 +76,7 @@ def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, 
 
 
 def describe_step(row: dict, num_iterations: int, left_s: float) -> str:
-    """The printed line of an iteration. Args: left_s: seconds until the last iteration ends."""
+    """The printed line of an iteration. Args: left_s: seconds until the run ends."""
     parts = []
     for key, form in PRINTED.items():
         value = math.nan if row[key] is None else row[key]
@@ -138,7 +136,7 @@ def remove_final_outputs(out_dir: Path) -> None:
 
 
 def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | None) -> bool:
-    """If the run is finished, print its report and how to continue. Returns: whether it is."""
+    """Print the report of a finished run, and how to continue. Returns: whether it is finished."""
     report = Path(config.out_dir, "scores.md")
     out_of_iterations = num_rows >= config.num_iterations
     if not report.is_file() or not (early_stop_reason or out_of_iterations):

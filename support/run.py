@@ -42,7 +42,7 @@ from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
 SAMPLE_SIZE = 32  # trajectories to write of a recorded iteration, rounded up to groups
-MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl, which its last iteration may exceed
+MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
 HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shapes.py
     "step": int,
@@ -55,7 +55,7 @@ HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shap
     "mi_bound_first": NUMBER,
     "mi_seq_first": NUMBER,
     "conditional_entropy_first": NUMBER,
-    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # old rows do not have them
+    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # not in old rows
 }
 
 
@@ -63,7 +63,7 @@ HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shap
 def open_run(config: Config, sources: dict[str, str]) -> Iterator["Run"]:
     """Open the run in config.out_dir, and lock this folder until the `with` block ends.
 
-    The process exits with EXIT_INTERRUPTED if a signal interrupted the run.
+    After an interruption, the process exits with EXIT_INTERRUPTED.
     Raises: UserError if the folder is in use."""
     out_dir = Path(config.out_dir)
     with (
@@ -104,16 +104,15 @@ class Run:
             print(warning, flush=True)
         last_step = step_of(self.saved) if self.saved else 0
         self.history = read_history(self.out_dir / "metrics.jsonl", last_step)
-        self.damage: list[str] = []  # sentences about what is missing or damaged in the folder
+        self.damage: list[str] = []
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        # Evaluations up to this iteration had other prompts or rules. Later ones are not compared
-        # with them.
+        # Evaluations up to this iteration had other prompts or rules.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def report_if_finished(self) -> bool:
-        """Print the run's report if an earlier process finished it. Returns: whether one did."""
+        """Print the report of a run that is already finished. Returns: whether it is finished."""
         if not self.saved:
             return False
         reason = self._early_stop_reason(self.history)
@@ -125,10 +124,10 @@ class Run:
     def start(self, learner: Learner, start_scores: dict[str, Scores]) -> None:
         """Load the newest checkpoint into the learner, and open the files of the run.
 
-        Args: start_scores: environment -> scores of the model that the run begins with."""
+        Args: start_scores: environment -> scores of the model before training."""
         self.learner = learner
         self.start_scores = start_scores
-        self.scores: dict[str, Scores] | None = None  # of the newest iteration, if it was evaluated
+        self.scores: dict[str, Scores] | None = None
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)
@@ -151,7 +150,6 @@ class Run:
             write_rows(self.samples_path, read_rows(self.samples_path, learner.step))
 
     def _note_damage(self, sentence: str) -> None:
-        """Print what is damaged in the run folder, now and at the end; "" prints nothing."""
         if sentence:
             self.damage.append(sentence)
             print(sentence, flush=True)
@@ -166,24 +164,23 @@ class Run:
         return best
 
     def _comparable(self, history: list[dict]) -> list[dict]:
-        """The rows, without the evaluations that had other prompts or rules than now."""
         return settings_history.without_old_evaluations(history, self.last_old_evaluation)
 
     # ---------- the loop
 
     def should_continue(self) -> bool:
-        """Whether another iteration follows: the run is neither complete nor interrupted."""
+        """Whether the run is neither complete nor interrupted."""
         return not self.stop_requested and not self._is_over(self.history)
 
     def evaluation_due(self, row: dict) -> bool:
-        """Whether to evaluate the iteration that made `row`; always true for the last one."""
+        """Whether to evaluate the iteration of `row`; the last iteration is always evaluated."""
         is_last = self._is_over([*self.history, row])
         return is_last or is_due(self.config.eval_every, self.learner.step)
 
     def add(
         self, row: dict, trajectories: list[Trajectory], scores: dict[str, Scores] | None
     ) -> None:
-        """Record an iteration: write its row and, if due, samples and checkpoint; print its line.
+        """Record an iteration: its row and, if due, samples and a checkpoint.
 
         Args: scores: environment -> scores; None if the iteration was not evaluated."""
         config = self.config
@@ -203,8 +200,8 @@ class Run:
             self.saver.wait()
             self._export("best")
         if rank() == 0:
-            # Rows come before the checkpoint: a restart drops rows after the last checkpoint and
-            # repeats their iterations.
+            # Rows are written before the checkpoint: a run cannot continue from a checkpoint
+            # without the rows.
             samples = self._samples(trajectories) if self._sampling_due(scores) else []
             self.log.write(row, samples)
             write_samples(
@@ -217,15 +214,14 @@ class Run:
         self._print_line(row)
 
     def _export(self, name: str) -> None:
-        """Write the present policy into a folder of the run."""
         learner = self.learner
         checkpoint.export(self.out_dir / name, learner.policy, learner.tokenizer, learner.step)
 
     def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
         """Whether to write trajectories of this iteration.
 
-        After half of the iterations, trajectories.jsonl may hold half of MAX_SAMPLE_BYTES.
-        So a long run is recorded less often, but up to its end."""
+        The limit of trajectories.jsonl grows with the iterations up to MAX_SAMPLE_BYTES. So a long
+        run is recorded up to its end."""
         config = self.config
         step = self.learner.step
         if not config.sample_every:
@@ -236,7 +232,6 @@ class Run:
         return bool(has_room and is_wanted)
 
     def _samples(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """The trajectories to write: the first SAMPLE_SIZE, rounded up to whole groups."""
         size = self.config.group_size
         return trajectories[: math.ceil(SAMPLE_SIZE / size) * size]
 
@@ -250,13 +245,11 @@ class Run:
     # ---------- the end
 
     def is_over(self) -> bool:
-        """Whether the run is complete. If not, a signal ended the loop."""
+        """Whether the run is complete."""
         return self._is_over(self.history)
 
     def finish(self, play_references: Callable[[Config], dict[str, dict[str, Scores]]]) -> None:
-        """Write the policy and the report, or say that the run was interrupted.
-
-        Args: play_references: returns the scores of the reference players for the report."""
+        """Write the policy and the report, or say that the run was interrupted."""
         self.bar.close()
         self.saver.wait()
         step = self.learner.step
@@ -315,11 +308,9 @@ def describe(config: Config, sources: dict[str, str]) -> str:
 
 
 def check_lost_checkpoints(out_dir: Path) -> None:
-    """Print that a run with metrics but no checkpoint begins again. Refuse a finished run.
+    """Print that a run with metrics but no checkpoint begins again.
 
-    A run writes policy/ after its last checkpoint. So if only policy/ exists, somebody removed
-    the checkpoint.
-    Raises: UserError if out_dir holds rows of metrics and a last policy."""
+    Raises: UserError for a finished run, which holds rows of metrics and policy/."""
     metrics = out_dir / "metrics.jsonl"
     if not metrics.is_file() or not metrics.stat().st_size:
         return
@@ -347,7 +338,7 @@ def read_history(path: Path, last_step: int) -> list[dict]:
 def check_logs(out_dir: Path, saved: Path) -> str:
     """Compare the logs with their checksums in a checkpoint.
 
-    Returns: a sentence if trajectories.jsonl, which training does not read, differs; else "".
+    Returns: a sentence if trajectories.jsonl differs, else "".
     Raises: UserError if metrics.jsonl differs."""
     changed = changed_logs(out_dir, saved)
     step = step_of(saved)
@@ -386,7 +377,7 @@ def is_due(every: int, step: int) -> bool:
 def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
     """The success of the policy in best/, which a later policy must exceed to replace it.
 
-    Args: history: the rows of metrics so far, without evaluations that cannot be compared.
+    Args: history: the rows of metrics, without evaluations that cannot be compared.
     Returns: the success, -1 if `history` has none or best/ is lost; a sentence if best/ is
         lost, else ""."""
     known = {}
@@ -404,5 +395,5 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # After a crash, best/ may be from an iteration that the run repeats, so it has no row yet.
+    # After a crash, the run may repeat the iteration of best/. Then the iteration has no row yet.
     return known.get(step, max(known.values())), ""

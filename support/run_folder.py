@@ -26,8 +26,7 @@ from typing import IO, Any
 from support import code_version
 from support.json_shapes import check_shape
 
-# the settings that may change when a run continues; none changes what is trained, except through
-# CHANGES_THROUGH, or if a turn exceeds step_timeout_s
+# Settings that may change when a run continues, because they do not change training.
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -41,15 +40,14 @@ MAY_CHANGE_ON_RESUME = (
     "wandb",
 )
 
-FORMER_SETTINGS = ("num_samples",)  # only older runs have them; none changed what is trained
+FORMER_SETTINGS = ("num_samples",)  # of older runs
 RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 
-# Exceptions to MAY_CHANGE_ON_RESUME: these settings change training through another setting.
-# setting -> (the other setting, its value that prevents this)
+# Exceptions: settings that change training through another setting.
+# setting -> (the other setting, its value that prevents the change)
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
-# What train.py and tools.sft open in the folder of a run. They refuse links under these names and
-# ignore other files, such as those of W&B.
+# Files that train.py and tools.sft open in the folder of a run. They refuse links with these names.
 OPENED_FILES = (
     "config.json",
     "code.diff",
@@ -64,14 +62,13 @@ OPENED_FILES = (
     "wandb_id",
     "view.html",
 )
-MODELS = ("model", "model-[0-9]*")  # folders of tools.sft; MODELS and CHECKPOINTS are glob patterns
+MODELS = ("model", "model-[0-9]*")  # glob patterns for folders of tools.sft
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
-# the advice in errors about a full or read-only disk
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
 COMPARISONS = Path("out/comparisons")  # where tools.compare writes
-PARTIAL = ".partial"  # how the name of a file ends until it is complete
+PARTIAL = ".partial"  # ending of the name of an incomplete file
 
 
 # ---------- settings
@@ -81,15 +78,15 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
     """Check that a run with these settings may use its out_dir.
 
     Args:
-        accept_changes: True to continue a run whose settings differ from those of `config`.
-        flag: the command-line option that accepts changes, for the message; "" if there is none.
+        accept_changes: True to continue a run with other settings than those of `config`.
+        flag: the command-line option that accepts changes, for the message; "" for none.
     Raises: UserError if out_dir cannot be a folder, or holds files but no run, a link in place of a
         run's file, or a run with other settings.
     """
     out_dir = Path(config.out_dir)
     try:
         existing = next(path for path in (out_dir, *out_dir.parents) if path.exists())
-    except OSError as error:  # such as a name that is too long
+    except OSError as error:
         raise UserError(f"out_dir={config.out_dir!r} cannot be a folder ({error})") from error
     if not existing.is_dir():
         raise UserError(f"out_dir={config.out_dir!r} cannot be a folder: {existing} is a file")
@@ -123,7 +120,7 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
 
 def _check_entries(out_dir: Path) -> None:
-    """Check that everything that a run opens is a plain file or a folder, not a link."""
+    """Refuse links and special files in place of the files and folders that a run opens."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:
@@ -146,7 +143,7 @@ def _check_no_link(path: Path) -> None:
 
 
 def changed_settings(saved: Config, wanted: Config) -> list[str]:
-    """A phrase for each setting that differs and that a run may not change when it continues."""
+    """A phrase for each changed setting that must not change when a run continues."""
     phrases = []
     for key, value in asdict(wanted).items():
         before = getattr(saved, key)
@@ -167,11 +164,9 @@ def save_config(
     out_dir: str | Path,
     earlier: Sequence[tuple[int, Config]] = (),
 ) -> Path:
-    """Write out_dir/config.json: settings, their sources, git commit and command line.
+    """Write the settings to out_dir/config.json, and changes of the code to out_dir/code.diff.
 
-    If the code differs from its commit, write the difference into out_dir/code.diff.
     Args: earlier: settings that were changed at a restart, see support/settings_history.py.
-    Returns: the path of the file.
     """
     path = Path(out_dir, "config.json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +184,7 @@ def save_config(
 
 
 def save_code_diff(path: Path) -> None:
-    """Write how the code differs from its commit; if it does not, remove the file."""
+    """Write how the code differs from its commit. Without a difference, remove the file."""
     diff = code_version.code_diff()
     if not diff:
         path.unlink(missing_ok=True)
@@ -203,7 +198,6 @@ def load_saved(path: str | Path) -> Config:
     """Read the settings of a run.
 
     Args: path: a config.json, or the folder of a run.
-    Returns: the settings. Those that are not in the file have their defaults.
     Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
     """
     path = Path(path)
@@ -224,14 +218,13 @@ def load_saved(path: str | Path) -> Config:
 
 
 def with_present_names(settings: dict) -> dict:
-    """Replace the former names of settings by their present ones."""
+    """Replace former names of settings by present names."""
     return {RENAMED_SETTINGS.get(key, key): value for key, value in settings.items()}
 
 
 def settings_from(saved: dict, source: str) -> Config:
-    """Settings from a JSON object; those that are not in it have their defaults.
+    """Settings from a JSON object. Missing settings have their defaults.
 
-    Args: source: the file, for messages.
     Returns: a Config, or an SftConfig if the object has any of SFT_FIELDS.
     Raises: UserError if a setting is unknown or illegal.
     """
@@ -246,16 +239,13 @@ def settings_from(saved: dict, source: str) -> Config:
 
 
 # ---------- writing files
-# Others may be able to write into the folder of a file. So no file is written through a link.
+# Others may be able to write into the folder. So no file is written through a link.
 
 
 @contextmanager
 def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Yield a file to write to. A crash leaves either the old content or the complete new content.
 
-    The content goes into a new file in the same folder, which then gets the name `path`.
-
-    Args: mode: "w" for text, "wb" for bytes.
     Raises: UserError if the file cannot be written, or if `path` is a link, a folder or a device.
     """
     path = Path(path)
@@ -277,10 +267,7 @@ def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 
 def _create_partial(path: Path) -> tuple[Path, int]:
-    """Create an empty file beside `path`, under a name that nobody can guess.
-
-    Returns: its path, and a descriptor to write to.
-    """
+    """Create an empty file beside `path`, under a name that nobody can guess."""
     start = path.name[:50]  # the name of a file has at most 255 bytes
     partial = path.with_name(f"{start}.{secrets.token_hex(8)}{PARTIAL}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -288,7 +275,7 @@ def _create_partial(path: Path) -> tuple[Path, int]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the files that `replace_file` left at a crash. Folders stay."""
+    """Remove the files that `replace_file` left at a crash."""
     for path in folder.glob(f"*{PARTIAL}"):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -317,8 +304,7 @@ def append_to(path: Path) -> IO[str]:
 def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before its content is computed.
 
-    It creates an empty file in the same folder and removes it. The folders out/ and COMPARISONS,
-    which a fresh copy of the repository does not have, are made.
+    The function makes the folders out/ and COMPARISONS if they are missing.
     Raises: UserError if the file cannot be written.
     """
     path = Path(path)
@@ -338,7 +324,6 @@ def check_writable(path: str | Path) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Check that `path` does not exist or is a plain file that this user may write."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -382,8 +367,7 @@ def fsync_path(path: Path) -> None:
 def read_text(path: Path) -> str:
     """Read a text file.
 
-    Raises: UserError if it cannot be read, is not in UTF-8, or is a device or a named pipe, which
-        could block for ever."""
+    Raises: UserError if it cannot be read, is not in UTF-8, or is a device or a named pipe."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise OSError("it is not a regular file")
@@ -393,10 +377,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, shape: Any, source: str) -> Any:
-    """Parse a JSON text, and check its shape, see support/json_shapes.py.
-
-    Args: source: the file, for messages. Raises: UserError if it is no JSON or has another shape.
-    """
+    """Parse a JSON text, and check its shape (support/json_shapes.py). Raises: UserError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -414,7 +395,7 @@ def read_rows(path: Path, last_step: float = math.inf, shape: dict | None = None
     """The rows of a JSON-lines file up to a step; [] if there is no file.
 
     A last line without a line break is left out, because a crash cut it off.
-    Args: shape: of each row; by default any JSON object.
+    Args: shape: of each row.
     Raises: UserError for a line that is no JSON object or has another shape.
     """
     if not path.is_file():

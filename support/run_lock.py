@@ -16,9 +16,9 @@ import torch
 import parallel
 from support.run_folder import append_to
 
-# Exit code after a signal, EX_TEMPFAIL of sysexits.h: start the run again and it continues.
+# Exit code after a signal: EX_TEMPFAIL of sysexits.h. A new start continues the run.
 EXIT_INTERRUPTED = 75
-EXIT_CTRL_C = 130  # exit code of shells after Ctrl-C
+EXIT_CTRL_C = 130  # as in shells
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 CONTINUES = "start again to continue from the newest checkpoint"
@@ -31,8 +31,7 @@ CONTINUES = "start again to continue from the newest checkpoint"
 def lock_folder(out_dir: Path) -> Iterator[None]:
     """Lock the folder of a run for this process. Rank 0 holds the lock for all ranks.
 
-    The kernel ties the lock to the process, so a killed process leaves no lock. A folder that is
-    still empty at the end is removed.
+    A killed process leaves no lock. A folder that is still empty at the end is removed.
 
     Raises: UserError if another process uses the folder, or the folder cannot be written.
     """
@@ -99,13 +98,13 @@ def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
 class Interruption:
     """A context that handles SIGTERM, SIGUSR1 and Ctrl-C.
 
-    After a signal the current iteration has `grace_s` seconds to end. If it takes longer, the
-    process exits with EXIT_INTERRUPTED. Saving has no time limit. A later Ctrl-C exits at once.
+    After a signal the current iteration has `grace_s` seconds to end. Then the process exits with
+    EXIT_INTERRUPTED, even inside an iteration. A later Ctrl-C exits at once.
     """
 
     def __init__(self, grace_s: float):
         self.grace_s = grace_s
-        self.timer: threading.Timer | None = None  # runs from the first signal on
+        self.timer: threading.Timer | None = None  # started by a signal
         self.previous_handlers: dict = {}
 
     def __enter__(self) -> "Interruption":
@@ -119,9 +118,9 @@ class Interruption:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Whether any rank received a signal: a collective, to be called between iterations.
+        """Whether any rank received a signal (a collective).
 
-        If so, the timer is stopped, because saving may take longer than `grace_s`.
+        After a signal, the timer is stopped, because saving may take longer than `grace_s`.
         """
         received = torch.tensor(float(self.timer is not None))
         parallel.all_reduce_sum(received)
@@ -147,7 +146,7 @@ class Interruption:
 
 
 def exit_now(sentence: str, code: int) -> None:
-    """End the process at once, without cleaning up."""
+    """End the process without cleaning up."""
     _write_to_stderr(sentence)
     os._exit(code)
 

@@ -1,4 +1,4 @@
-"""Scores of policies and players: metrics, a table of them, and differences between its rows."""
+"""Scores of policies and players: metrics, a table, and differences between rows."""
 
 from configurator import Config, UserError
 
@@ -44,20 +44,20 @@ class Row(NamedTuple):
     env: str
     name: str
     scores: Scores
-    tokenizer: object | None = None  # of a model that eval.py loads; others answer in text
+    tokenizer: object | None = None  # of a loaded model, else None
 
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """The metrics of `summarize`, error_frac and pass@k.
 
-    error_frac is the fraction of games that ended in an error. pass@k is a mean over
-    prompts. If n is the fewest samples of a prompt, k is 2, 4, 8, ... up to n, and n if n > 1."""
+    pass@k is a mean over prompts. If n is the fewest samples of a prompt, k is 2, 4, 8, ... up to
+    n, and n if n > 1."""
     successes = successes_by_prompt(trajectories)
     samples = min(len(won) for won in successes.values())  # unequal in some replays
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
     metrics["error_frac"] = num_errors / len(trajectories)
-    ks = [2**i for i in range(1, samples.bit_length())]  # 2, 4, 8, ... up to samples
+    ks = [2**i for i in range(1, samples.bit_length())]  # 2, 4, 8, ...
     if samples not in (1, *ks):
         ks.append(samples)
     for k in ks:
@@ -110,9 +110,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def score_table(rows: dict[str, Scores]) -> str:
-    """A Markdown table with a line for each policy or player.
-
-    Success and pass@k are in %. Success has its 95 % interval."""
+    """A Markdown table with a line for each policy or player; success and pass@k are in %."""
     pass_keys = []
     for scores in rows.values():
         pass_keys += [key for key in scores.metrics if key.startswith("pass@")]
@@ -139,9 +137,7 @@ def score_table(rows: dict[str, Scores]) -> str:
 
 
 def budget_notes(rows: dict[str, Scores]) -> str:
-    """A line for each row that gets a warning about budgets of tokens (budget_warnings.py).
-
-    Returns: the lines, "" for none."""
+    """A line for each row with a `budget_note`; "" for none."""
     lines = []
     for name, scores in rows.items():
         note = budget_note(scores.metrics)
@@ -153,7 +149,7 @@ def budget_notes(rows: dict[str, Scores]) -> str:
 def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
     """95 % interval of the success rate over prompts, see `statistics.rate_interval`.
 
-    The samples of a prompt are not independent, so their mean counts as one value."""
+    The mean over the samples of a prompt counts as one value."""
     low, high = rate_interval(rates_by_prompt(trajectories)[None])
     return float(low), float(high)
 
@@ -167,11 +163,11 @@ def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
 def differences(
     rows: dict[str, Scores], reference: str, folders: dict[str, str] | None = None
 ) -> str:
-    """Success of each row minus that of the reference row of its environment, %, paired by prompt.
+    """Success minus the success of a reference row of the same environment, %, paired by prompt.
 
-    Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ in
-    the seed alone get one more line together, with the value of each seed in parentheses. The last
-    lines say which models cannot be pooled, and why.
+    Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ
+    only in the seed get another line, for all seeds together. The last lines say which models
+    cannot be pooled, and why.
 
     Args: reference: the beginning of a row's name, with or without the environment before it;
         folders: a row's name -> folder of its model, if the two differ.
@@ -199,14 +195,13 @@ def differences(
 def _differences_in_one_environment(
     rows: dict[str, Scores], reference: str, folders: dict[str, str]
 ) -> str:
-    """See `differences`. Args: reference: the name of a row."""
+    """The lines of `differences` for one environment. Args: reference: the name of a row."""
     prompts = {tuple(sorted(successes_by_prompt(row.trajectories))) for row in rows.values()}
     if len(prompts) > 1:
         raise UserError("rows of different prompts cannot be paired; leave out --against")
-    # by row, (n,) success rates in the order of the prompts
     rates = {name: rates_by_prompt(scores.trajectories) for name, scores in rows.items()}
     compared = {name: [name] for name in rates if name != reference}  # label -> names of rows
-    models = [name for name in compared if "entropy" in rows[name].metrics]  # players have none
+    models = [name for name in compared if "entropy" in rows[name].metrics]  # not players
     pools = pool_seeds({name: folders.get(name, name) for name in models})
     for seeds in pools.seeds:
         compared[f"{len(seeds)} seeds: {', '.join(seeds)}"] = seeds
@@ -229,13 +224,13 @@ class ScoreReport:
         self.options = options
         self.envs = envs
         self.rows: dict[str, Scores] = {}
-        self.folders: dict[str, str] = {}  # title -> name of the row; for a model, its folder
+        self.folders: dict[str, str] = {}  # title -> a model's folder, or the name
         self.start_cpu_s = time.process_time()
 
     def add(self, row: Row) -> None:
         """Add a row to the table, and write its trajectories to the file of --jsonl."""
         title = row.name if len(self.envs) == 1 else f"{row.env}: {row.name}"
-        if title in self.rows:  # tools.replay may read a file with two evaluations
+        if title in self.rows:  # possible in tools.replay
             title += f" ({len(self.rows) + 1})"
         self.rows[title] = row.scores
         self.folders[title] = row.name

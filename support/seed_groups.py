@@ -10,7 +10,6 @@ from typing import NamedTuple
 from support.run_folder import load_saved
 from support.settings_history import Earlier, read_earlier
 
-# the settings that change no number of a run
 WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkpoints", "grace_s")
 
 
@@ -19,21 +18,21 @@ class Method(NamedTuple):
 
     folder: str  # name of the model's folder; policy/ (the last) and best/ are not comparable
     settings: Config  # without seed
-    earlier: tuple[Earlier, ...]  # settings before restarts that changed them, without seed
+    earlier: tuple[Earlier, ...]  # settings before restarts, without seed
 
 
 class Pools(NamedTuple):
     """Models grouped by method."""
 
-    seeds: list[list[str]]  # names of at least two models each, with different seeds
-    notes: list[str]  # sentences: which models cannot be pooled with others, and why
+    seeds: list[list[str]]  # names of models with different seeds
+    notes: list[str]  # sentences: why models cannot be pooled
 
 
 def pool_seeds(models: dict[str, str]) -> Pools:
     """Group the models whose runs are seeds of one method.
 
-    Args: models: name -> folder, such as out/sokoban/policy, or name on a hub. The settings are
-        those of config.json in the folder of the run, out/sokoban.
+    Args: models: name -> folder, such as out/sokoban/policy, or name on a hub. The settings come
+        from config.json in the folder of the run, out/sokoban.
     """
     pools: dict[Method, dict[int, str]] = {}  # method -> seed -> name
     notes = []
@@ -82,7 +81,6 @@ def settings_of_model(folder: str) -> Config | None:
 
 
 def _differences(pools: dict[Method, dict[int, str]]) -> list[str]:
-    """A sentence about each method except the first: how it differs from the first."""
     sentences = []
     for method, seeds in list(pools.items())[1:]:
         first_method, first_seeds = next(iter(pools.items()))

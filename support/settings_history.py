@@ -1,13 +1,12 @@
 """The settings that a run had before they were changed with --take_config=True.
 
-config.json of a run holds its present settings. Its list "earlier" holds those that earlier
-iterations were made with:
+config.json of a run holds its present settings. Its list "earlier" holds the settings of earlier
+iterations:
 
     [{"until": 4, "config": {...}}, ...]    settings of iterations 1 to 4, and so on
 
-Two runs whose present settings agree do not count as seeds of one method if one of them had other
-settings before. Changes that a run accepts without the flag are not in the list, because
-they change no number of training (support/run_folder.py).
+Runs with different earlier settings do not count as seeds of one method. Changes that need no
+--take_config are not in the list, because they do not change training (support/run_folder.py).
 """
 
 from configurator import Config
@@ -73,9 +72,7 @@ def earlier_when_continued(out_dir: Path, config: Config, step: int) -> list[Ear
 
 
 def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
-    """A sentence about each change: "until iteration 4: clip_high was 0.2 and is now 0.4".
-
-    Args: earlier: the earlier settings; config: the present settings."""
+    """A sentence about each change: "until iteration 4: clip_high was 0.2 and is now 0.4"."""
     sentences = []
     for until, settings in earlier:
         phrases = changed_settings(settings, config) or ["the settings were the present ones"]
@@ -84,7 +81,7 @@ def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
 
 
 def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
-    """The last iteration whose evaluation cannot be compared with present ones; 0 if all can."""
+    """The last iteration whose evaluation had other prompts or rules than now; 0 for none."""
     present = _evaluation_of(config)
     last = 0
     for until, settings in earlier:
@@ -96,7 +93,7 @@ def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
 def _evaluation_of(config: Config) -> tuple:
     """The settings that decide the prompts and the rules of an evaluation.
 
-    Environments are compared as text, because building one that a run names could run a program.
+    Environments are compared as text, because building an environment could run a program.
     """
     last_stage = (config.eval_env or config.env).split(">")[-1].strip()
     return last_stage, *(getattr(config, key) for key in EVALUATION_READS)

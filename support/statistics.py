@@ -1,18 +1,11 @@
 """Statistics of success rates: intervals over seeds and instances, paired differences, pass@k.
 
 The intervals are for the mean over all seeds and all instances that could have been drawn. The
-error of a measured mean has two parts: one from the choice of instances, large if instances differ
-in difficulty, and one from the choice of seeds, large if training runs differ. Two or three seeds
-say little about the second part, so its half-width uses quantiles of Student's t.
-`rate_interval` and `difference_interval` add the squares of the two half-widths (the method MOVER
-of Zou and Donner, https://doi.org/10.1002/sim.3095). If all seeds have the same rate, only the
-first part is left. tests/test_statistics.py simulates how often the intervals contain the true
-value.
-
-A few seeds cannot show that others collapse. In the example of `rate_interval`, the interval of
-three seeds contains the true mean in only 49 % of experiments: half of them have no collapsed seed,
-so their data do not show the collapse. Therefore tables show the seeds beside the interval;
-`percent` writes both.
+error of a measured mean has two parts, from the choice of instances and from the choice of seeds.
+The half-width of the second part uses quantiles of Student's t. `rate_interval` and
+`difference_interval` add the squares of the two half-widths (the method MOVER of Zou and Donner,
+https://doi.org/10.1002/sim.3095). tests/test_statistics.py simulates how often the intervals
+contain the true value.
 """
 
 import math
@@ -37,13 +30,14 @@ class Interval(NamedTuple):
 def rate_interval(wins: ndarray) -> Interval:
     """95 % interval of the mean success rate of S seeds on n instances.
 
-    For one seed with one game an instance, it is the Wilson interval of n trials. The
+    For one seed with one game per instance, the result is the Wilson interval of n trials. The
     interval contains the measured rate of every seed.
 
-    It contains the true mean too rarely if a few seeds are far from the rest. Example: each seed
-    ends at 10 % with probability 1/5, else at 80 %, so the true mean is 66 %. The table says how
-    often the intervals contain the true value; `difference_interval` is for the difference to a
-    player that wins half of its games (20,000 simulated experiments, 256 instances).
+    The interval contains the true mean too rarely if a few seeds are far from the rest. Example:
+    each seed ends at 10 % with probability 1/5, else at 80 %. The table says how often the
+    intervals contain the true value in 20,000 simulated experiments with 256 instances. The last
+    column is for the difference to a player that wins half of its games. Half of the experiments
+    with three seeds have no collapsed seed, so `percent` writes each seed beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -75,14 +69,11 @@ def rate_interval(wins: ndarray) -> Interval:
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
     """`rate_interval` of S seeds if only their rates are known. Each seed plays each prompt once.
 
-    It assumes that a seed solves all prompts that a seed with a lower rate solves. No other
+    The function assumes that a seed solves all prompts that seeds with lower rates solve. No other
     assumption gives a wider interval.
 
     Args:
         rates: (..., S) success rates.
-
-    Returns:
-        The ends (...), between 0 and 1.
 
     >>> low, high = interval_of_rates(np.array([0.8]), num_prompts=10)  # Wilson's, as for one seed
     >>> round(float(low), 3), round(float(high), 3)
@@ -96,15 +87,11 @@ def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
 def difference_interval(a: ndarray, b: ndarray) -> Interval:
     """95 % interval of the mean of a - b, paired by seed and instance.
 
-    The interval contains the difference of every seed. The table of `rate_interval` says how often
-    it contains the true difference if seeds collapse.
+    The interval contains the difference of every seed.
 
     Args:
         a: (..., S, n) scores between 0 and 1 of S seeds on n instances.
         b: (..., S, n) scores of the same seeds, or (..., 1, n) of a player without seeds.
-
-    Returns:
-        The ends (...), between -1 and 1.
 
     >>> low, high = difference_interval(np.ones((1, 98)), np.zeros((1, 98)))
     >>> round(float(low), 3), float(high)
@@ -120,13 +107,8 @@ def difference_interval(a: ndarray, b: ndarray) -> Interval:
 def seed_interval(rates: ndarray) -> Interval:
     """95 % interval of the mean of S seeds. It leaves out the error from the choice of instances.
 
-    If seeds collapse, it contains the true mean as rarely as `rate_interval`.
-
     Args:
         rates: (S, ...) success rates, S at least 2.
-
-    Returns:
-        The ends (...), between 0 and 1.
 
     >>> low, high = seed_interval(np.array([0.4, 0.5, 0.6]))  # 0.5 -+ 4.3027 * 0.1 / sqrt(3)
     >>> round(float(low), 3), round(float(high), 3)
@@ -142,10 +124,9 @@ def seed_interval(rates: ndarray) -> Interval:
 def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
     """Variance over instances of the mean score of all seeds, (...,).
 
-    Two instances are added, one with the lowest score and one with 1. Without these two the
-    variance is too small where few instances differ from the rest. Source: Bonett and Price,
-    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired
-    data", 2012.
+    Two instances are added, one with the lowest score and one with 1. Otherwise the variance would
+    be too small if few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
+    confidence interval for a difference of binomial proportions based on paired data", 2012.
     """
     means = scores.mean(-2)  # (..., n)
     shape = (*means.shape[:-1], 1)
@@ -161,7 +142,6 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
     Args:
         scores: (..., S, n).
         below, above: (...,), half-widths below and above the mean, over instances.
-        lowest: the lowest possible score.
     """
     mean = scores.mean((-2, -1))  # (...,)
     seeds = scores.mean(-1)  # (..., S)
@@ -178,7 +158,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t. Above 10 degrees of freedom, the value for 10 is taken.
+    """97.5 % quantile of Student's t; from 10 degrees of freedom on, the value for 10.
 
     >>> t_quantile(1), t_quantile(30)
     (12.7062, 2.2281)
@@ -191,11 +171,8 @@ def wilson_interval(num_success, num_trials) -> Interval:
     """95 % Wilson score interval of a success rate (Wilson 1927).
 
     Args:
-        num_success: Successes among the trials, a number or an array. It may be a fraction.
-        num_trials: Number of trials, 1 or more, a number or an array.
-
-    Returns:
-        The ends, between 0 and 1.
+        num_success: a number or an array, which may hold fractions.
+        num_trials: a number from 1, or an array.
 
     >>> low, high = wilson_interval(8, 10)
     >>> round(float(low), 3), round(float(high), 3)
@@ -253,7 +230,7 @@ def jackknife_interval(
 
     Args:
         statistic: takes a mask (n,) of the observations to use; returns (...).
-        clusters: (n,) numbers, equal for observations of one cluster.
+        clusters: (n,) the cluster of each observation, as a number.
 
     Returns:
         The statistic of all observations (...) and the half-width (...), NaN for one cluster.
@@ -280,9 +257,6 @@ def jackknife_interval(
 
 def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, ndarray]:
     """The mean of S seeds and the half-width of its 95 % interval, by the method MOVER.
-
-    The squares of two half-widths are added: one from the seeds' own intervals, and one from the
-    differences between seeds, with Student's t.
 
     Args:
         values, half_widths: (S, ...), one for each seed.

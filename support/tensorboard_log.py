@@ -18,8 +18,8 @@ LONGEST_VALUE = 1000  # characters of a setting in the tab TEXT
 class Board:
     """An event file of TensorBoard.
 
-    It has no thread, unlike torch's SummaryWriter, so the error of a full disk is raised here. The
-    error is printed, and the run goes on without TensorBoard: metrics.jsonl has all metrics.
+    Unlike torch's SummaryWriter, a Board has no thread, so it can catch the error of a full disk.
+    After an error, the run goes on without TensorBoard.
 
     Args:
         first_step: TensorBoard drops events of older files from this step on.

@@ -1,4 +1,4 @@
-"""Runs a script in a terminal: it answers --help, and shows a mistake of the user in one line."""
+"""Runs a script: answers --help, and prints a mistake of the user as one line."""
 
 from configurator import (
     CHOICES,
@@ -25,18 +25,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-ERROR_LIMIT = 2000  # largest number of characters of an error message on the terminal
+ERROR_LIMIT = 2000  # characters
 
 
 def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Config) -> None:
     """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
 
-    A too early sys.exit(0), an output pipe that was closed, and a path that is too long count as
-    UserErrors. Ctrl-C becomes one line, too. Every other error shows its traceback.
+    A sys.exit(0) inside main, a closed output pipe and a too long path count as UserErrors. Ctrl-C
+    becomes one line. Other errors show their traceback.
 
-    If the command line has -h, --help or --help=KEY, the help is printed instead, and the process
-    ends. So a script with slow imports calls this function before them, with a function that reads
-    the command line, and again in its last line, which needs no `kind`.
+    With -h, --help or --help=KEY, the function prints the help and ends the process. A script with
+    slow imports calls this function twice: before these imports, with a function that reads the
+    command line, and in its last line, which needs no `kind`.
 
     Args: kind: the class of the settings that the help lists; None for a script without settings.
     """
@@ -70,19 +70,17 @@ def refuse_arguments(argv: Sequence[str]) -> None:
 def accept_all_characters() -> None:
     """Let stdin, stdout and stderr accept characters that their encoding does not have.
 
-    Such characters are printed as Python escapes, and input that cannot be decoded is read as
-    U+FFFD. Otherwise an ASCII terminal would end a command with an error."""
+    Such characters are printed as Python escapes, and read as U+FFFD."""
     errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
     for name, rule in errors.items():
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # other streams, as in tests, have no encoding
+        if isinstance(stream, io.TextIOWrapper):  # tests replace the streams
             stream.reconfigure(errors=rule)
 
 
 def _show_uncaught(
     kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None
 ) -> None:
-    """Show an exception that ends the process: one line for Ctrl-C, else its traceback."""
     is_ctrl_c = issubclass(kind, KeyboardInterrupt)
     if is_ctrl_c and os.environ.get("NANORAGEN_TRACEBACK") != "1":
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
@@ -99,11 +97,11 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
             raise
         raise UserError("some code called sys.exit() before the command was finished") from error
     except BrokenPipeError as error:
-        # Python flushes stdout again when it ends, which would fail, too, so stdout is replaced.
+        # Python would flush stdout again at its end, and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UserError("the program that reads the output has ended, as head does") from error
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # a path in the arguments may be too long
+        if error.errno != errno.ENAMETOOLONG:
             raise
         raise UserError(f"{error.filename!r} is too long for the name of a file") from error
 
@@ -112,9 +110,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
 
 
 def print_help(flag: str, kind: type[Config] | None) -> None:
-    """Print the help of the script that runs.
-
-    Args: flag: -h, --help or --help=KEY; kind: the class of its settings, None if it has none."""
+    """Print the help of the script that runs."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` causes no traceback
     doc = sys.modules["__main__"].__doc__ or ""
     if kind is None:
@@ -126,10 +122,7 @@ def print_help(flag: str, kind: type[Config] | None) -> None:
 
 
 def help_text(doc: str, kind: type[Config] = Config) -> str:
-    """Return the text of --help: the docstring, then each setting with its default and comment.
-
-    Args: doc: the docstring of the script; kind: the class of its settings.
-    """
+    """Return the text of --help: the docstring, then each setting with its default and comment."""
     classes = [Config] if kind is Config else [kind, Config]  # the script's own settings first
     source = "".join(inspect.getsource(part) for part in classes)
     lines = [doc.strip(), "", "Settings and their defaults:"]

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any
 
-MAX_THREADS = 64  # largest number of threads in `call_all`
+MAX_THREADS = 64  # in `call_all`
 
 
 def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterator[Any]:
@@ -44,16 +44,16 @@ def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterato
 
 
 def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
-    """Call functions one after the other or, with `at_once`, in threads at the same time.
+    """Call functions in order, or with `at_once` in threads. Returns: the results, in order.
 
-    Returns: their results, in order. Raises: the error of the first call that failed."""
+    Raises: the error of the first call that failed."""
     if not at_once:
         return [call() for call in calls]
     return list(map_in_threads(lambda call: call(), calls, MAX_THREADS))
 
 
 class Result:
-    """A call in a thread: what it returned or raised."""
+    """What a call in a thread returned or raised."""
 
     def __init__(self, key: Any):
         self.key = key  # names the call

@@ -2,7 +2,7 @@
 
 For a call in the main thread, a watchdog sends a signal when the time is over, and the handler of
 the signal raises TimeUp. The signal is SIGURG, so an environment can still use SIGALRM. Python
-cannot interrupt other threads. So a call made in another thread is moved to a new thread, which is
+cannot interrupt other threads. So a call from another thread runs in a new thread, which is
 abandoned when the time is over.
 """
 
@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 
 from support.threads import start_thread
 
-REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the first one
-LAST_RESORT_S = 10.0  # seconds from the time limit to the end of a process that still hangs
-CHUNK_S = 0.5  # seconds that fast items may take together, see `limit_items`
+REPEAT_S = 1.0  # seconds between signals
+LAST_RESORT_S = 10.0  # seconds from the time limit to the exit of a hanging process
+CHUNK_S = 0.5  # seconds after which a batch of `limit_items` ends
 STDERR = 2  # file descriptor
-TIME_OUT = "no answer within"  # how the error of a time limit begins
-RING = signal.SIGURG  # signal of the watchdog; a process without a handler ignores it
+TIME_OUT = "no answer within"
+RING = signal.SIGURG  # ignored by a process without a handler
 # The handlers of these signals are restored after a call: an environment may have changed them.
 SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -38,7 +38,7 @@ class EnvError(Exception):
 
 
 class TimeUp(BaseException):
-    """The time is over. It is no Exception, so that "except Exception" does not catch it."""
+    """The time is over. "except Exception" does not catch TimeUp, because it is no Exception."""
 
 
 def time_out(limit_s: float) -> str:
@@ -52,9 +52,8 @@ def is_time_out(error: str | None) -> bool:
 
 
 def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
-    """Call a function with a time limit. Such calls may be nested.
+    """Call a function with a time limit. Limits may be nested.
 
-    Args: args, options: the arguments of `call`. Returns: its result.
     Raises: EnvError if the call exceeds the limit, or what the call raises."""
     if threading.current_thread() is not threading.main_thread():
         return _call_in_thread(limit_s, call, *args, **options)
@@ -93,7 +92,6 @@ def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
 
 
 def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
-    """Call a function in a new thread, which is abandoned after `limit_s` seconds."""
     results: SimpleQueue = SimpleQueue()
     start_thread(partial(call, *args, **options), results)
     try:
@@ -105,16 +103,16 @@ def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
 class TimeLimit:
     """A context in the main thread that raises TimeUp after `limit_s` seconds.
 
-    It raises TimeUp again and again, because the code may catch it. If the code still runs after
-    LAST_RESORT_S more seconds, for example where Python cannot interrupt it, the process prints
-    where it hangs and ends with exit code 1."""
+    TimeUp is raised every REPEAT_S seconds, because the code may catch it. If the code still runs
+    after LAST_RESORT_S more seconds, the process prints where it hangs and ends with exit code
+    1."""
 
-    active: list["TimeLimit"] = []  # the limits of nested calls, the outermost first
+    active: list["TimeLimit"] = []  # outermost first
 
     def __init__(self, limit_s: float):
         self.limit_s = limit_s
         self.ends_at = time.monotonic() + limit_s
-        self.rings_at = self.ends_at  # when the watchdog sends its next signal
+        self.rings_at = self.ends_at  # the next signal
         self.has_rung = False
         self.handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
@@ -133,14 +131,12 @@ class TimeLimit:
             raise TimeUp
 
     def stop(self) -> None:
-        """End the limit, cancel an alarm that the code set, and restore the signal handlers.
-
-        A second call does nothing."""
+        """End the limit, cancel an alarm that the code set, and restore the signal handlers."""
         if self not in TimeLimit.active:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.handlers.items():
-            if handler is not None:  # None: the handler was not set by Python
+            if handler is not None:  # None: not set by Python
                 signal.signal(number, handler)
         faulthandler.cancel_dump_traceback_later()
         TimeLimit.active.remove(self)
@@ -150,7 +146,7 @@ class TimeLimit:
 
 
 def _raise_time_up(*_) -> None:
-    """The handler of RING. It does nothing if the signal arrives after the call has ended."""
+    """The handler of RING. A signal that arrives after the end of the call does nothing."""
     if any(limit.has_rung for limit in TimeLimit.active):
         raise TimeUp
 
@@ -158,7 +154,7 @@ def _raise_time_up(*_) -> None:
 class Watchdog:
     """A thread that sends RING to the main thread whenever an active time limit is over.
 
-    It takes no lock, because TimeUp may end the main thread's code while it holds the lock."""
+    The watchdog takes no lock, because TimeUp may end the main thread's code inside the lock."""
 
     def __init__(self):
         self.thread: threading.Thread | None = None
@@ -200,12 +196,11 @@ watchdog = Watchdog()
 def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
     """Call environment code with a time limit.
 
-    Args: args, options: the arguments of `call`. Returns: its result.
     Raises: EnvError if the call raises anything, sys.exit() included, or exceeds the limit.
         KeyboardInterrupt is raised unchanged."""
     try:
         return limit_time(limit_s, call, *args, **options)
     except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp: of an outer call
         raise
-    except BaseException as error:  # user code may raise anything
+    except BaseException as error:
         raise EnvError(describe_error(error)) from error

@@ -1,4 +1,4 @@
-"""The metrics of an iteration: of its time, rollouts, optimizer steps and critic."""
+"""Metrics of an iteration: time, rollouts, optimizer steps and critic."""
 
 from __future__ import annotations
 
@@ -68,8 +68,6 @@ def rollout_metrics(
     stats: GroupStats, successes: torch.Tensor, group_size: int
 ) -> dict[str, float]:
     """Metrics of scores and successes, overall and inside groups.
-
-    A falling in-group std may announce a collapse (arXiv 2504.20073).
 
     Args: stats: of the raw scores of P groups; successes (B,) bool or 0/1, group after group;
         group_size N.

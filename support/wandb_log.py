@@ -3,9 +3,9 @@
     pip install -r requirements/wandb.txt
     python train.py config/frozenlake_ppo.py config/models/tiny.py --wandb=PROJECT
 
-W&B gets the settings, the metrics under TensorBoard's tags, a table of the recorded trajectories,
-and at the end the page of tools.view as an artifact. It gets no weights and no code. Log in with
-`wandb login`. With WANDB_MODE=offline nothing is sent; `wandb sync` sends the data later.
+W&B gets the settings, the metrics, the recorded trajectories and the page of tools.view, but no
+weights and no code. Log in with `wandb login`. With WANDB_MODE=offline nothing is sent;
+`wandb sync` sends the data later.
 """
 
 from configurator import Config, UserError, printable
@@ -29,16 +29,15 @@ ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = ["iteration", "env", "seed", "member", "status", "score", "transcript"]
 LONGEST_TRANSCRIPT = 20_000  # characters
 PAGE_TIMEOUT_S = 600
-FINISH_TIMEOUT_S = 300  # for the last data to arrive at W&B
+FINISH_TIMEOUT_S = 300
 
 
 class WandbLog:
     """Writes the log of a run to Weights & Biases, online or offline.
 
-    Errors at the start end the run, because the user asked for W&B. Later errors are printed, and
-    the run goes on without W&B: metrics.jsonl has all metrics.
+    Errors at the start end the run. After a later error, the run goes on without W&B.
 
-    Args: first_step: the first iteration that this process makes. If it is 1, a new W&B run begins.
+    Args: first_step: the first iteration of this process; 1 begins a new W&B run.
     Raises: UserError if W&B refuses to start."""
 
     def __init__(self, out_dir: Path, first_step: int, config: Config):
@@ -46,7 +45,7 @@ class WandbLog:
 
         self.wandb = wandb
         self.out_dir = out_dir
-        self.errors = (wandb.Error, OSError, RuntimeError)  # what calls of wandb may raise
+        self.errors = (wandb.Error, OSError, RuntimeError)
         settings = wandb.Settings(
             console="off",
             save_code=False,
@@ -61,7 +60,7 @@ class WandbLog:
                 name=printable(out_dir.resolve().name),
                 config={**asdict(config), "git_commit": git_commit()},
                 resume="allow",
-                allow_val_change=True,  # a continued run may have more iterations
+                allow_val_change=True,  # for settings such as num_iterations
                 settings=settings,
             )
         except self.errors as error:
@@ -119,7 +118,7 @@ class WandbLog:
 
 
 def run_id(path: Path, is_new: bool) -> str:
-    """The id of the W&B run, kept in a file for use when the run continues."""
+    """The id of the W&B run, read from a file if the run continues."""
     if not is_new and path.is_file():
         found = read_text(path).strip()
         if not re.fullmatch("[0-9a-f]{8}", found):
