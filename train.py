@@ -382,8 +382,7 @@ def build_experience(
     if learner.critic:
         (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
         if config.estimator == "turn_ppo":
-            # (R,), as in critic_loss
-            old_values = methods.turn_ppo_values(old_values, turn_ids)
+            old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
     # (R,) each
@@ -652,7 +651,7 @@ def policy_loss(
     entropy = all_entropy[: len(token_weights)]  # (R,)
     loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
     difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
-    # The loss is a sum over the R tokens / num_tokens, and mean_over_steps expects sums.
+    # The loss is already divided by num_tokens. `mean_over_steps` expects a sum over tokens.
     metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
     metrics["logprob_diff_mean"] = difference.sum()

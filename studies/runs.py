@@ -47,7 +47,8 @@ def finished_rows() -> dict[Config, dict]:
     """Return settings -> row, for the rows in studies/rows/.
 
     Settings that a row lacks and those in ONLY_WRITING get their defaults. Rows with unknown
-    settings are left out. Rows of runs from other weights than those in base/ are left out.
+    settings are left out, and so are rows of the tiny model that started from other weights than
+    those in base/.
     """
     found = {}
     known = {field.name for field in fields(Config)}

@@ -11,7 +11,7 @@ LAST_ROWS = 10  # iterations in the summary at the end of a run
 # metrics of `budget_note`; rows of older versions do not have them
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
-SOLVED = 0.9  # the task counts as solved from this mean success of idle iterations on
+SOLVED = 0.9  # if the mean success of idle iterations is at least this, the task counts as solved
 # Below this fraction of valid replies, an idle warning advises SFT on the format. If there is a
 # `budget_note`, cut-off replies count as valid.
 FEW_VALID = 0.5

@@ -146,7 +146,8 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
         options.append("--num_iterations=N")
     if early_stop_reason:
         options.append("--early_stop=False")
-    if early_stop_reason or config.final_lr != 1:  # the learning rates depend on num_iterations
+    # With final_lr != 1, another num_iterations changes the learning rates.
+    if early_stop_reason or config.final_lr != 1:
         options.append("--take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""
     print(printable(read_text(report), limit=SHOWN_REPORT, keep="\n"))

@@ -1,4 +1,4 @@
-"""Tests of envs.py: specs, mixtures, options, errors, splits and groups of environments."""
+"""Tests of envs.py and support/mixtures.py: specs, options, errors, splits and groups of environments."""
 
 from configurator import Config
 

@@ -1,4 +1,5 @@
-"""Tests of starpo.py against numbers worked out by hand, slow loops and enumerated expectations."""
+"""Tests of starpo.py against numbers worked out by hand, slow loops and
+expectations summed over all outcomes."""
 
 from configurator import (
     CHOICES,

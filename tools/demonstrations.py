@@ -89,8 +89,9 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 
 
 def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
-    """Return the demonstrations with these indices, except those that fail or have too many tokens.
+    """Return the demonstrations with these indices, cut to max_context_tokens.
 
+    A demonstration is left out if it fails, has too long a reply, or if no turn of it fits.
     One failure among several demonstrations is allowed, unless max_error_frac is 0. A failure is
     seeded, so a restart would only repeat it.
 

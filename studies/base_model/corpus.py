@@ -185,7 +185,7 @@ def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
 
 
 def draw_symbols(rng: np.random.Generator) -> str:
-    """Draw seven symbols for Sokoban, none in its role in "newvocab"."""
+    """Draw seven symbols for Sokoban. None means the same as in the held-out symbols "newvocab"."""
     while True:
         symbols = "".join(rng.choice(list(SYMBOLS), 7, replace=False))
         pairs = zip(symbols, Sokoban.SYMBOLS["newvocab"], strict=True)

@@ -113,8 +113,8 @@ def read_run(folder: Path) -> TrainedRun:
 
 
 def read_code_diff(folder: Path, commit: str) -> str | None:
-    """Return the diff between the commit and the code of a run; None if a run of changed code did
-    not save it."""
+    """Return the uncommitted changes of a run's code as a diff: "" if there were none, None if the
+    run did not save them."""
     path = folder / code_version.NAME
     if path.is_file():
         return read_text(path)
