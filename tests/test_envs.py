@@ -1,4 +1,4 @@
-"""Tests of envs.py and support/mixtures.py: specs, options, errors, splits and groups of environments."""
+"""Tests of envs.py and support/mixtures.py: specs, options, errors, splits, groups."""
 
 from configurator import Config
 

@@ -1,5 +1,4 @@
-"""Tests of starpo.py against numbers worked out by hand, slow loops and
-expectations summed over all outcomes."""
+"""Tests of starpo.py against numbers worked out by hand, slow loops and sums over all outcomes."""
 
 from configurator import (
     CHOICES,

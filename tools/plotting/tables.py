@@ -32,10 +32,10 @@ POLICIES = ("start", "after RL")
 COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted from "after RL"
 LEGEND = """\
 Success in % of n games, with a 95 % interval in brackets. If there are several seeds, their
-results stand in parentheses. Differences are paired by seed and prompt. Intervals are over seeds and prompts
-(support/statistics.py); if two or three seeds differ, they are wide. With few seeds, an
-interval cannot show that other seeds would collapse. First warning: for each seed, the iteration of
-the first sign of collapse (support/collapse_signs.py), - if there is none."""
+results stand in parentheses. Differences are paired by seed and prompt. Intervals are over
+seeds and prompts (support/statistics.py); if two or three seeds differ, they are wide. With few
+seeds, an interval cannot show that other seeds would collapse. First warning: for each seed,
+the iteration of the first sign of collapse (support/collapse_signs.py), - if there is none."""
 
 
 # ---------- what rows hold
