@@ -79,7 +79,13 @@ def import_vllm():
     names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
     for name in (*names, "model_executor.models.qwen2"):
         importlib.import_module(f"vllm.{name}")
-    # vLLM inspects a model class in a new process, so that CUDA is not started in this one.
+    inspect_in_this_process()
+
+
+def inspect_in_this_process():
+    """Let vLLM inspect a model class in this process.
+
+    vLLM starts a process for it, to leave CUDA alone in this one. That takes 13 CPU-s."""
     registry = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda inspect: inspect()
 

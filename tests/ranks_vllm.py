@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forks import inspect_in_this_process
 from learners import backward, make_learner
 from shared_fixtures import small_config
 from transformers import AutoModelForCausalLM
@@ -45,6 +46,7 @@ def chat(trained_folder):
 @pytest.fixture(scope="module")
 def vllm(trained_folder, chat):
     parallel.init_distributed(CONFIG)
+    inspect_in_this_process()
     torch.manual_seed(1)
     before = states()
     engine = make_engine(CONFIG, load_model(str(trained_folder))[0], chat)
