@@ -3,10 +3,10 @@
 An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
 replies and enforces the limits on actions and turns; rollout.py enforces the limits on tokens.
 
-A reply is not valid if its form is wrong, if it has surplus actions or, before the end of the game,
-unknown actions, or if it executes no action. An invalid reply gets the format penalty. The next
-message reports the faults of a reply and its reward with the penalty. In RAGEN the policy never
-sees the penalty.
+A reply is not valid if its form is wrong, if it has surplus actions, if it names an unknown action
+before the end of the game, or if it executes no action. An invalid reply gets the format penalty.
+The next message reports the faults of a reply and its reward with the penalty. In RAGEN the policy
+never sees the penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
 their text is only parsed.
@@ -76,6 +76,7 @@ def cut_fault(num_tokens: int, setting: str) -> str:
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """Compare the sentences of a thought with the facts about the state.
 
+    Facts are the true sentences of `Env.statements`. The setting think_reward pays for them.
     Periods separate sentences. A sentence is checkable if it begins with the first word of a fact.
     Returns: the number of checkable sentences, and the number of true ones.
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
@@ -188,8 +189,8 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # The system message is the same for all games, so it cannot list action names that are
-        # drawn for each game, as in the bandit.
+        # The system message is the same for all games. An environment that draws action names for
+        # each game, such as Bandit, leaves the names of its class empty.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
@@ -338,7 +339,8 @@ class Chat:
         self.tokenizer = tokenizer
         marks = [IM_START, IM_END]
         self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
-        # Convert the ids back, because a mark that is no token got None or the id of unknown text.
+        # Convert the ids back. For a mark that is not a token, the tokenizer returned None or its
+        # unknown token.
         if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
                 f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"

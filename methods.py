@@ -17,8 +17,9 @@ anything ("Acts").
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn is
-a segment. Papers and the settings `sequence_ratio` and `sequence_mask` call a segment a sequence.
-In code and comments, a sequence is one input of the model.
+a segment. Papers, the settings `sequence_ratio` and `sequence_mask`, and the function
+`sequence_mask` call a segment a sequence. In the names of `aggregation`, "seq" means a trajectory.
+Everywhere else, a sequence is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -273,9 +274,10 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     s = exp(mean_t (log pi(y_t) - log pi_old(y_t))) is the geometric mean of the ratios of the
     tokens of a segment. This function computes the log of the paper's token form, sg(s) pi(y_t) /
     sg(pi(y_t)), where sg stops gradients. The value of the token form is s, and its gradient is s *
-    grad log pi(y_t). If segments are trajectories, all tokens of a trajectory have one advantage,
-    and aggregation is "seq_mean_token_mean", then the loss has the gradient of the paper's sequence
-    form. GSPO weighs no single token, so `starpo.importance_weights` is not used with it.
+    grad log pi(y_t). The loss has the gradient of the paper's sequence form under three conditions:
+    segments are trajectories; all tokens of a trajectory have one advantage; aggregation is
+    "seq_mean_token_mean". GSPO weighs no single token, so `starpo.importance_weights` is not used
+    with it.
 
     Acts from the second optimizer step of an iteration on. In the first step, s is 1 up to
     rounding. If the old log-probs are the engine's, rounding in bfloat16 may take s out of the
@@ -327,8 +329,8 @@ def sequence_mask(
     a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. Dropped
     tokens stay in the denominator of the loss.
 
-    Acts if policy and engine differ: from the second optimizer step on, or with an engine of lower
-    precision.
+    Acts if policy and engine differ: from the second optimizer step on, and by rounding in bfloat16
+    in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); segment_ids, see `gspo_log_ratio`; bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
@@ -352,7 +354,8 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     no clip range, so the objective is min(pi / pi_engine, importance_cap) * A; the paper has no
     cap.
 
-    Acts if policy and engine differ, like `sequence_mask`.
+    Acts if policy and engine differ: from the second optimizer step on, and by rounding in bfloat16
+    in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); bound in (0, 1], a difference of probabilities.
     Returns: (R,) bool.
     Source: DPPO, arXiv 2602.04879, equation 12.

@@ -213,7 +213,7 @@ class Rollout:
                 split=split,
                 member=trajectory.member,
             )
-        except EnvError as error:
+        except EnvError as error:  # call_with_timeout turns every error into an EnvError
             self.failure = failed_outcome(error)
         else:
             self.open(*opening)
@@ -232,7 +232,7 @@ class Rollout:
             return self.failure
         try:
             outcome = call_with_timeout(self.config.step_timeout_s, self.episode.step, text)
-        except EnvError as error:
+        except EnvError as error:  # every error, also one of dialogue.py
             return failed_outcome(error)
         if not abs(outcome.reward) <= MAX_REWARD:  # true for NaN, too
             return failed_outcome(f"its reward is {outcome.reward:g}")
@@ -241,7 +241,8 @@ class Rollout:
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
         """Record a reply and its outcome."""
         record = replace(outcome.record, cut_by=reply.cut_by)
-        if reply.cut_by and record.faults:  # a reply that was cut may still be valid
+        # `faults` says why a reply is not valid. A reply that was cut off may still be valid.
+        if reply.cut_by and record.faults:
             record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
         turn = Turn(
             prompt_ids=reply.prompt_ids,
@@ -560,7 +561,9 @@ class RolloutScheduler:
             text, self.prompts[key], sample.ids, sample.logprobs, cut_by=self._cut_by(sample)
         )
         rollout.add_turn(reply, outcome)
-        if forgets_turns:  # the next prompt repeats the turns that it needs
+        # The engine releases a history once: after its turn if the policy forgets turns (the next
+        # prompt repeats what it needs), else when the rollout is done.
+        if forgets_turns:
             self.engine.release(key)
             self.histories[key] = []
         if not rollout.done:
@@ -574,6 +577,7 @@ class RolloutScheduler:
         """Return the setting that cut a response off, or None if it was not cut off."""
         if not sample.ids or self.chat.is_closed(sample.ids):
             return None
+        # `_request_turn` allowed max_response_tokens, or fewer if the context had less room.
         used_whole_budget = len(sample.ids) == self.config.max_response_tokens
         return "max_response_tokens" if used_whole_budget else "max_context_tokens"
 
@@ -582,6 +586,7 @@ class BlockingSteps:
     """Environment steps that wait for a program or a server. Each runs in its own thread."""
 
     def __init__(self):
+        # of threads.Result; its get() returns what the step returned, or raises its error
         self.results: SimpleQueue = SimpleQueue()
         self.num_pending = 0
 

@@ -49,8 +49,8 @@ Differences from the paper and from RAGEN's code:
 - The reward of a turn is on the last token of the turn, not of the trajectory. RAGEN takes the
   tokens with a nonzero reward as the ends of turns, so it misses turns with reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
-  RAGEN ranks by normalised scores if normalisation within groups is on. RAGEN-2 excludes groups
-  whose value in the ranking is 0.
+  RAGEN takes the std of normalised scores if normalisation within groups is on. RAGEN-2 excludes
+  groups whose value in the ranking is 0.
 - The filter strategy top_p tolerates an error of 1e-6 in the sum of values; RAGEN-2 tolerates 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
 - Dual clip is off by default; RAGEN's backend uses dual clip with c = 3.
@@ -176,11 +176,15 @@ def normalize_rewards(
 ) -> Tensor:
     """Normalise scores among trajectories with equal group_ids, and change turn rewards to match.
 
-    A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" is
-    "mean_std", clipped to [-1, 3]. Scores without variance become 0. With "mean_std" and
-    "asym_clip", turn rewards are divided by the same std + 1e-6, or become 0 without variance. With
-    every method, the reward of the last turn then changes so that the rewards of the trajectory sum
-    to its new score.
+    The new score of a score s, or 0 if all scores with its group id are equal:
+
+    mean       s - mean
+    mean_std   (s - mean) / (std + 1e-6)
+    asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
+
+    Turn rewards stay ("mean"), or are divided by std + 1e-6 (0 if all scores are equal). Then the
+    reward of the last turn changes so that the rewards of the trajectory sum to its new score.
+
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
     Returns: (K,), with the dtype of rewards.
@@ -303,8 +307,9 @@ def gae(
     """Generalised advantage estimation over the steps of each piece.
 
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
-    last step of a piece, even if a limit ended the trajectory: the prompt shows the limits on turns
-    and actions (but not max_context_tokens).
+    last step of a piece, even if a limit ended the trajectory. The critic can foresee this end,
+    because the prompt shows how many turns and actions are left. (It cannot foresee
+    max_context_tokens.)
 
     gae                        steps are tokens, pieces are trajectories
     bi-level GAE, first pass   steps are turns, pieces are trajectories
@@ -361,7 +366,8 @@ def bi_level_gae(
 
     In the first pass a turn is one step. Its reward is the sum of the rewards of its tokens, and
     its value is the value at its last token. In the second pass each turn is a trajectory of its
-    own. The reward of its last token grows by (first-pass return of the turn) - (its reward).
+    own. The reward of its last token grows by (first-pass return of the turn) - (reward of
+    the turn).
 
     Args, returns: as for `advantages`, but not whitened.
     Source: RAGEN's compute_bi_level_gae_advantage_return.

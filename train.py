@@ -13,10 +13,10 @@ R count only kept trajectories. In the update they count one mini-batch or micro
     python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. Most changed settings
-then need --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run after the current iteration,
-or after grace_s seconds if that is sooner. The exit code is then 75, or 1 with torchrun
-(docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. If its settings differ
+from those of the first start, most differences must be allowed by --take_config=True. SIGTERM,
+SIGUSR1 and Ctrl-C end the run after the current iteration, or after grace_s seconds if that is
+sooner. The exit code is then 75, or 1 with torchrun (docs/faults.md).
 """
 
 from configurator import Config
@@ -133,7 +133,7 @@ def iterate(
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
-    # -- diagnose before the update changes the weights; rollout_s and update_s exclude this
+    # -- diagnose collapse, before the update: do thoughts still depend on the prompt? No timer runs
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
@@ -214,8 +214,8 @@ def collect_groups(
     """Sample `num_groups` groups of N trajectories.
 
     The members of a group start from the same instance, with different transition noise and
-    sampling noise. The environment of each group is drawn from the present mixture in the setting
-    `env`.
+    sampling noise. If the setting `env` is a mixture ("A + 2*B"), the environment of each group is
+    drawn. A mixture may change with the iterations ("A @50 > B").
 
     Args: rng: draws the environments; first_group: the index of the first group in the iteration,
         which is part of its instance's seed."""
@@ -368,7 +368,7 @@ def build_experience(
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
     segment_ids = turn_ids
-    if config.segment == "trajectory":  # segments are sequences
+    if config.segment == "trajectory":  # or, with context_turns, a turn: each sequence is a segment
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 
@@ -409,13 +409,16 @@ def logprobs_before_update(
     """Return the rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
 
     The rollout log-probs come from the engine. By default they are also the old log-probs, which
-    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch."""
+    saves a forward pass. PPO's ratio is then pi / pi_engine, and `starpo.importance_weights` only
+    caps it. If the trainer gives the old log-probs, the importance weights contain pi_old /
+    pi_engine."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    if not config.trainer_gives_old_logprobs():  # the default
+    # True with recompute_old_logprobs, with mask_observations=False and with a KL in the reward
+    if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
@@ -641,7 +644,8 @@ def policy_loss(
     Args: packed: the tokens of the micro-batch; num_tokens, num_observation_tokens: the numbers of
         response tokens and of observation tokens in the whole mini-batch, which divide the losses.
     Returns: loss, a scalar; metrics, sums over the R tokens. Exceptions: logprob_diff_max, a
-        maximum; observation_nll, ECHO's loss times num_tokens.
+        maximum; observation_nll, ECHO's mean times num_tokens, because `mean_over_steps` divides
+        by num_tokens.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
