@@ -118,7 +118,7 @@ def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
         optimizers.append(
             torch.optim.AdamW(module.parameters(), lr, betas=betas, weight_decay=0.01)
         )
-    for _ in range(3):
+    for _ in range(2):
         expected, norms = one_process(single, kept, experience, optimizers)
         metrics = backward(learner, experience)
         found = train.optimizer_step(learner, metrics)
