@@ -81,7 +81,7 @@ class Learner:
     def schedule_learning_rates(self) -> dict[str, float]:
         """Set the learning rates of the current iteration. Returns: setting name -> learning rate.
 
-        Learning rates fall linearly from their first values towards `final_lr` times these."""
+        Each rate falls linearly from its first value towards `final_lr` times this value."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
         settings = {"policy": "learning_rate", "critic": "critic_lr"}
