@@ -44,9 +44,9 @@ class Engine(Protocol):
                 request, unless the key was released since then.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling noise. In float32 the response does not depend on other requests.
-                In 16 bits it may, because kernels round logits differently in batches of other
-                sizes.
+            seed: of the sampling noise. In float32 the response does not depend on other requests,
+                up to rounding. In 16 bits it may, because kernels round logits differently in
+                batches of other sizes.
         """
 
     def step(self) -> list[Sample]:

@@ -103,10 +103,10 @@ class Learner:
         return norms
 
     def handle_skipped_step(self, metrics_are_finite: bool) -> None:
-        """Count an optimizer step that is skipped, because a metric or the gradient is not finite.
+        """Handle an optimizer step that is skipped, because a metric or the gradient is not finite.
 
         If only the gradient is not finite and the loss scale is above 1, the scaled gradient was
-        too large for float16. The scale is halved, and the step is not counted.
+        too large for float16, and the scale is halved. Otherwise the step counts as bad.
 
         Raises: UserError after max_bad_steps skipped steps in a row."""
         iteration = self.step + 1

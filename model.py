@@ -1,7 +1,7 @@
 """Policy and critic: Hugging Face models that run on packed sequences.
 
 The input of a forward is one row of tokens of several sequences (packing.py), and a *layout* object
-that computes attention: `PackedLayout` in training, `_CacheLayout` in the torch engine.
+that computes attention: `PackedLayout` in policy and critic, `_CacheLayout` in the torch engine.
 The policy computes log-probs one chunk of the vocabulary at a time, without the full logits.
 
 Shapes: T tokens of a packed row, R of them response tokens, H hidden size, V vocabulary.

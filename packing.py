@@ -33,7 +33,7 @@ try:
 except ImportError:
     flash_attn_varlen_func = None
 
-# In torch 2.12 query heads can share a key head; torch 2.11 needs a key head for each query head.
+# In varlen_attn of torch 2.12, query heads can share a key head. In torch 2.11 they cannot.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # Below this ratio of keys to queries, a causal kernel over the whole context is faster than a mask.
