@@ -402,7 +402,7 @@ class SftConfig(Config):
     sft_steps: Natural = 0  # optimizer steps
     sft_batch_size: Count = 16  # demonstrations per step
     sft_lr: NotNegative = 1e-5  # AdamW
-    sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
+    sft_muon_lr: NotNegative = 0.0  # Muon, for matrices of the layers; 0 = AdamW for all parameters
     # Who plays the demonstrations. shortest: follows shortest paths, mostly one action a turn;
     # planner: optimal under the limits of the game; crowd: the players of the tiny model's corpus
     sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
