@@ -9,7 +9,8 @@ GPU ?= cuda
 # With an NVIDIA driver, install torch for CUDA and vLLM; otherwise torch for CPUs.
 REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 \
 	&& echo requirements.txt || echo requirements-cpu.txt)
-# vLLM needs Python 3.11. The wheels for GPUs are for CUDA 13, which needs OLDEST_DRIVER.
+# vLLM needs Python 3.11 or newer. The wheels for GPUs are for CUDA 13, which needs a driver of
+# release OLDEST_DRIVER or newer.
 OLDEST_PYTHON := $(if $(filter requirements.txt,$(REQUIREMENTS)),3.11,3.10)
 OLDEST_DRIVER := 580
 DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null \

@@ -142,8 +142,8 @@ class Config:
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
     grace_s: Seconds = 60.0  # after a signal, seconds within which the current iteration must end
-    # N: trajectories.jsonl records the first iteration, every N-th one and evaluated ones: of each,
-    # as many groups as hold 32 trajectories, up to 64 MB a run; 0 = none
+    # N: trajectories.jsonl records the first iteration, every N-th one and each evaluated one: of
+    # each, whole groups with 32 trajectories or more, up to 64 MB a run; 0 = none
     sample_every: Natural = 2
     wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
@@ -162,7 +162,7 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # weight of a turn's bonus: max(0, true - false sentences of the thought) / all facts
+    # weight of a turn's bonus: max(0, true - false sentences of the thought) / facts on the state
     think_reward: NotNegative = 0.0
 
     # -- model
@@ -218,7 +218,7 @@ class Config:
     recompute_old_logprobs: bool = False
     # TIS (truncated importance sampling): largest ratio pi / pi_engine of a token
     importance_cap: Cap = 2.0
-    # IcePop: tokens whose ratio is below this or above importance_cap are dropped; 0 = TIS
+    # IcePop: tokens whose pi / pi_engine is below this or above importance_cap are dropped; 0 = TIS
     importance_floor: Fraction = 0.0
     sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a segment's ratios
     # drop segments with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
@@ -257,7 +257,7 @@ class Config:
     # -- evaluation
     # eval: 256 prompts for reported results; heldout: 256 other prompts, to choose settings with
     eval_split: Literal["eval", "heldout"] = "eval"
-    eval_size: EvalSize = 256  # prompts to play, one trajectory each; training does not draw them
+    eval_size: EvalSize = 256  # prompts of eval_split to play, one trajectory each
     eval_temperature: OrGreedy = 0.5  # 0 = greedy decoding
 
     # -- diagnostics
@@ -402,7 +402,7 @@ class SftConfig(Config):
     sft_steps: Natural = 0  # optimizer steps
     sft_batch_size: Count = 16  # demonstrations per step
     sft_lr: NotNegative = 1e-5  # AdamW
-    sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
+    sft_muon_lr: NotNegative = 0.0  # Muon, for matrices of the layers; 0 = AdamW for all parameters
     # Who plays the demonstrations. shortest: follows shortest paths, mostly one action a turn;
     # planner: optimal under the limits of the game; crowd: the players of the tiny model's corpus
     sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
@@ -416,7 +416,7 @@ class SftConfig(Config):
     sft_planners: Fraction = 0.15  # fraction of the crowd's games that the planner plays
 
 
-CHOICES: dict[str, tuple[str, ...]] = {}  # legal values of settings that are one of several words
+CHOICES: dict[str, tuple[str, ...]] = {}  # legal values of settings that take one of several words
 RANGES: dict[str, Legal] = {}  # legal values of numbers
 FIELD_TYPES: dict[str, type] = get_type_hints(SftConfig)
 for _field in fields(SftConfig):
@@ -613,7 +613,7 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
 
     Args: source: where the value was given, for the error message.
     Raises: UserError for any other type, or a huge integer."""
-    if isinstance(value, int) and value.bit_length() > 1000:  # no float can hold it
+    if isinstance(value, int) and value.bit_length() > 1000:  # it may be too large for a float
         raise UserError(f"{key} from {source} is an integer of {value.bit_length()} bits")
     if type(value) is wanted:  # not isinstance, because a bool must not pass as an int
         return value

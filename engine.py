@@ -1,7 +1,7 @@
 """Engines sample responses to many token histories at once and return their log-probs.
 
 `VLLMEngine` (engines/vllm_engine.py) runs vLLM in this process. `TorchEngine`
-(engines/torch_engine.py) needs only PyTorch. Both engines keep a copy of the policy's weights, and
+(engines/torch_engine.py) is plain PyTorch. Both engines keep a copy of the policy's weights, and
 sample from softmax(logits / temperature).
 """
 
@@ -23,7 +23,7 @@ from support.preflight import VLLM_HINT
 
 
 class Engine(Protocol):
-    """The interface of engines. A number, its `key`, identifies each trajectory."""
+    """The interface of engines. Each trajectory has a number, its `key`."""
 
     version: int | None  # `Policy.version` of the loaded weights; None before the first `load`
     dtype: torch.dtype  # of the weights and of the computation
@@ -44,9 +44,9 @@ class Engine(Protocol):
                 request, unless the key was released since then.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling noise. In float32 the response does not depend on other requests.
-                In 16 bits it may, because kernels round logits differently in batches of other
-                sizes.
+            seed: of the sampling noise. In float32 the response does not depend on other requests,
+                up to rounding. In 16 bits it may, because kernels round logits differently in
+                batches of other sizes.
         """
 
     def step(self) -> list[Sample]:
@@ -71,7 +71,7 @@ def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
     """Start the engine that the config names. Under torchrun all ranks call this together.
 
     Args:
-        model: has the architecture and the device. Its weights are loaded later, by `Engine.load`.
+        model: has the architecture and the device. `Engine.load` loads the weights later.
         chat: has the id of the end-of-turn token, `chat.end`.
 
     Raises: UserError if max_context_tokens is too large for the model, or if the engine cannot

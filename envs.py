@@ -2,8 +2,8 @@
 
 docs/environments.md lists all environments and says how to write your own.
 
-Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN), with
-three deliberate differences:
+Rules, symbols, rewards and budgets of Bandit, FrozenLake and Sokoban are RAGEN's (arXiv 2504.20073,
+github.com/RAGEN-AI/RAGEN). All environments have three deliberate differences from RAGEN:
 - Members of a group share the instance but not the transition noise. RAGEN shares both, so all
   members of a group slip at the same time.
 - A seed gives the same instance in every process. Nothing depends on `hash()` or on a global
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What `Env._move` returns, see `Step`. A plain tuple of the four values works as well."""
+    """What `Env._move` returns: four fields of `Step`. A plain tuple of them works as well."""
 
     reward: float
     terminated: bool
@@ -197,7 +197,7 @@ class Env:
         return Move(float(reward), *map(bool, flags))
 
     def is_legal(self, action: str) -> bool:
-        """Whether this text is an action in the present state, if the game is not over."""
+        """Whether this text is a legal action in the present state of a game that is not over."""
         return self._read(action.strip()) is not None
 
     @property
@@ -561,7 +561,8 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
 
     All 512 instances are distinct, except in an environment with `repeats`.
 
-    Raises: UserError if an instance takes longer than DRAW_LIMIT_S.
+    Raises: UserError if an instance takes longer than DRAW_LIMIT_S, if there are too few distinct
+        instances, or if `draw` returns an illegal value.
     """
     env = make_env(spec)
     # Cache `repeats` before the time limit of a draw begins, because environments of hubs start up

@@ -1,4 +1,4 @@
-"""Score policies and reference players on 256 fixed prompts that training never draws.
+"""Score policies and reference players on 256 fixed prompts.
 
     python eval.py out/frozenlake_ppo --json=out/scores.json    # the policy of a run
     python eval.py out/A out/B --samples=4 --player=greedy      # with the settings of out/A
@@ -7,8 +7,8 @@
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
 The policy samples at eval_temperature (0.5) under the limits of the config. Instances and
-transition noise are the same for every row of the table, so rows can be paired. In environments
-with `repeats`, such as Bandit, training draws these prompts, too.
+transition noise are the same for every row of the table, so rows can be paired. Training does not
+draw these prompts, except in environments with `repeats`, such as Bandit.
 
 --eval_split=heldout plays 256 other instances, for choosing settings. --samples=N plays every
 prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to row NAME.

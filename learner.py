@@ -81,7 +81,7 @@ class Learner:
     def schedule_learning_rates(self) -> dict[str, float]:
         """Set the learning rates of the current iteration. Returns: setting name -> learning rate.
 
-        Learning rates fall linearly from their first values towards `final_lr` times these."""
+        Each rate falls linearly from its first value towards `final_lr` times this value."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
         settings = {"policy": "learning_rate", "critic": "critic_lr"}
@@ -103,10 +103,10 @@ class Learner:
         return norms
 
     def handle_skipped_step(self, metrics_are_finite: bool) -> None:
-        """Count an optimizer step that is skipped, because a metric or the gradient is not finite.
+        """Handle an optimizer step that is skipped, because a metric or the gradient is not finite.
 
         If only the gradient is not finite and the loss scale is above 1, the scaled gradient was
-        too large for float16. The scale is halved, and the step is not counted.
+        too large for float16, and the scale is halved. Otherwise the step counts as bad.
 
         Raises: UserError after max_bad_steps skipped steps in a row."""
         iteration = self.step + 1

@@ -1,7 +1,7 @@
 """Policy and critic: Hugging Face models that run on packed sequences.
 
 The input of a forward is one row of tokens of several sequences (packing.py), and a *layout* object
-that computes attention: `PackedLayout` in training, `_CacheLayout` in the torch engine.
+that computes attention: `PackedLayout` in policy and critic, `_CacheLayout` in the torch engine.
 The policy computes log-probs one chunk of the vocabulary at a time, without the full logits.
 
 Shapes: T tokens of a packed row, R of them response tokens, H hidden size, V vocabulary.
@@ -41,8 +41,8 @@ CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 # weights of policy, critic and reference are trained or frozen, and gradients are on or off.
 MAX_COMPILED_VERSIONS = 64
 
-disable_progress_bar()  # of loading and saving, which take only seconds
-enable_progress_bars()  # of downloads, which the line above disables, too
+disable_progress_bar()  # no bars for loading and saving, which take only seconds
+enable_progress_bars()  # bars for downloads; the line above disabled them, too
 
 
 # ---------- policy and critic
@@ -416,7 +416,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
 
 
 def _check_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that numbers are finite, and head and tokenizer fit the model. Raises: UserError."""
+    """Check that all numbers are finite, and that head and tokenizer fit. Raises: UserError."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not torch.isfinite(tensor).all():
             raise UserError(f"model={folder!r} has NaN or infinite numbers in {name}")

@@ -33,7 +33,7 @@ try:
 except ImportError:
     flash_attn_varlen_func = None
 
-# In torch 2.12 query heads can share a key head; torch 2.11 needs a key head for each query head.
+# In varlen_attn of torch 2.12, query heads can share a key head. In torch 2.11 they cannot.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # Below this ratio of keys to queries, a causal kernel over the whole context is faster than a mask.
@@ -86,7 +86,7 @@ class PackedBatch:
 def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
     """Divide sequences into packs of at most `max_tokens` tokens. A pack becomes one row.
 
-    Sequences with the same first prompt become neighbours, so `pack` computes it once for a row.
+    Sequences with the same first prompt become neighbours, so `pack` can share their prompt.
     A sequence that is longer than `max_tokens` gets a pack of its own.
 
     Returns: for each pack the indices of its sequences.
@@ -233,8 +233,8 @@ class PackedLayout:
     """Attention for one packed batch, shared by all layers.
 
     Newer GPUs run one varlen kernel for the whole row. On a CPU, on an older GPU and in float32,
-    each piece is one SDPA call. The keys of a piece are the keys of its context, then its own keys,
-    so its queries have the positions of its last keys.
+    each piece is one SDPA call. The keys of a piece are the keys of its context, then its own keys.
+    So its queries line up with the last of these keys.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -261,8 +261,8 @@ class PackedLayout:
 
     def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Compute attention with one SDPA call for each piece."""
-        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. The
-        # backward of each slice would fill a tensor of the size of the row.
+        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. With
+        # slices q[:, i:j], the backward of each slice would fill a tensor of the size of the row.
         query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
         key_parts = k[None].split(self.lengths, dim=2)  # each (1, kv_heads, length, D)
         value_parts = v[None].split(self.lengths, dim=2)

@@ -52,10 +52,12 @@ def world_size() -> int:
 
 
 def init_distributed(config: Config) -> tuple[torch.device, torch.dtype]:
-    """Set threads and device, and join the process group. After this only rank 0 prints.
+    """Set threads and device, and join the process group (collective).
+
+    After this call, only rank 0 prints to stdout.
 
     Returns: the device of this rank and the type to compute in.
-    Raises: UserError if a GPU is missing.
+    Raises: UserError if a GPU is missing, or if its driver is too old.
     """
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     device = pick_device(config.device)
@@ -154,10 +156,10 @@ def all_reduce_sum(*tensors: Tensor) -> None:
 
 
 def make_mesh(device: torch.device) -> DeviceMesh:
-    """Arrange the ranks for FSDP2.
+    """Arrange the ranks for FSDP2 (collective).
 
-    A single node shards the weights over its ranks. Several nodes with equally many ranks use HSDP:
-    shards within each node, and replicas across nodes.
+    Several nodes with equally many ranks use HSDP: shards within each node, and replicas across
+    nodes. Otherwise the weights are sharded over all ranks.
     """
     ranks = world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -334,7 +336,7 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Divide the trajectories `indices` with `micro_batches`. Returns: indices, by pack."""
+    """Divide the trajectories `indices` into packs. Returns: the indices in each pack."""
     chosen = [trajectories[i] for i in indices]
     packs = []
     for chosen_indices in micro_batches(chosen, max_tokens):

@@ -1,4 +1,4 @@
-# StarPO-S with PPO on Rubik: a 2x2 cube, turned one to three times. Start from SFT
+# StarPO-S with PPO on Rubik: a 2x2x2 cube, scrambled with one to three turns. Start from SFT
 # (docs/environments.md).
 # Launch:  torchrun --standalone train.py config/rubik_ppo.py
 

@@ -41,7 +41,7 @@ class _Response:
     """A response that is not finished yet."""
 
     temperature: float
-    noise: list[float]  # uniform in [0, 1); number i samples token i of at most max_tokens
+    noise: list[float]  # max_tokens numbers, uniform in [0, 1); number i samples token i
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -232,8 +232,8 @@ class TorchEngine:
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
         """Move requests from `waiting` to rows while rows are free.
 
-        Returns: the prompt tokens to compute, and the prompts to copy from other rows, without the
-            last token of a history, which the decode step computes.
+        Returns: the prompt tokens to compute, and the prompts to copy from other rows. Both leave
+            out the last token of a history, because the decode step computes it.
         """
         prefills = []
         copies = []

@@ -184,7 +184,10 @@ def _process_state_kept() -> Iterator[None]:
 
 
 def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
-    """A log filter that raises RuntimeError if a layer gets no weights: vLLM only logs this."""
+    """A log filter that raises RuntimeError if a layer gets no weights.
+
+    vLLM only logs this. The filter drops all other messages.
+    """
     message = record.getMessage()
     has_failed = "Failed to load weights" in message
     if has_failed and "RotaryEmbedding" not in message:  # a rotary embedding has no weights

@@ -51,11 +51,11 @@ class Doors(Env):
         return Move(self.max_reward if found else 0.0, found, found, changed)
 
     def observe(self):
-        """What the policy sees in each turn."""
+        """The observation that the policy gets in each turn."""
         return f"The prize is behind one of {self.actions[self.lowest]} to {self.highest + 1}."
 
     def rules(self):
-        """The system message. It must be the same for all instances."""
+        """The description of the game in the system message, the same for all instances."""
         return (
             f"Find the prize. A wrong door says which doors are left. Reward {self.max_reward:g}."
         )

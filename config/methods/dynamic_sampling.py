@@ -1,5 +1,5 @@
 # Overlay for any experiment: dynamic sampling (DAPO, arXiv 2503.14476). Up to three rounds sample
-# groups until scores differ inside of num_groups groups.
+# groups until num_groups groups have scores that differ.
 # Example:  python train.py config/frozenlake_grpo.py config/methods/dynamic_sampling.py
 
 sampling_rounds = 3

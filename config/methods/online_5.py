@@ -1,5 +1,6 @@
-# Overlay for any experiment: five optimizer steps on each batch of rollouts. 40 iterations make 200
-# steps, as many as frozenlake_ppo.py, on a fifth of the samples.
+# Overlay for any experiment: five passes over the kept trajectories of each iteration. On
+# frozenlake_ppo.py, 40 iterations make 200 optimizer steps, as many as without this file, on a
+# fifth of the samples.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/methods/online_5.py
 
 num_epochs = 5

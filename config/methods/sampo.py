@@ -1,6 +1,6 @@
 # Overlay for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It combines GSPO with turns as segments,
 # GiGPO, and a filter that keeps all groups whose scores differ.
-# --sampling_rounds=3 also replaces the other groups.
+# --sampling_rounds=3 samples new groups in place of groups with equal scores.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/sampo.py
 
 estimator = "grpo"

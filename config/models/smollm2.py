@@ -3,7 +3,7 @@
 # Example:  python train.py config/bandit_grpo.py config/models/smollm2.py
 
 model = "out/smollm2"
-engine = "torch"  # samples in the training process
+engine = "torch"  # plain PyTorch instead of vLLM
 device = "cpu"
 num_threads = 1  # makes runs repeatable to the last bit
 max_response_tokens = 64

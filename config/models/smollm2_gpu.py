@@ -3,7 +3,7 @@
 # Example:  python train.py config/guess_grpo.py config/models/smollm2_gpu.py
 
 model = "out/smollm2"
-engine = "torch"  # samples in the training process
+engine = "torch"  # plain PyTorch instead of vLLM
 device = "cuda"
 max_response_tokens = 64
 max_context_tokens = 640

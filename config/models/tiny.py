@@ -3,7 +3,7 @@
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py
 
 model = "tiny"
-engine = "torch"  # samples in the training process
+engine = "torch"  # plain PyTorch instead of vLLM
 device = "cpu"
 num_threads = 1  # makes runs repeatable to the last bit
 max_response_tokens = 64
