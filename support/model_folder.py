@@ -157,7 +157,7 @@ def check_model_type(name: str, model_type: str) -> None:
 
 
 def check_architecture(name: str, config) -> None:
-    """Check that our attention and both engines support the settings of a model.
+    """Check that our attention, the torch engine and vLLM support the settings of a model.
 
     Args: config: Hugging Face's configuration object of the model.
     Raises: UserError with the setting that is not supported.

@@ -58,7 +58,7 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # The error is that of num_games independent games: more than n if instances are alike.
+    # The error is that of num_games independent games. num_games is above n if instances are alike.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -141,7 +141,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
     Args:
         scores: (..., S, n).
-        below, above: (...,), half-widths below and above the mean, over instances.
+        below, above: (...,), half-widths below and above the mean, for the choice of instances.
     """
     mean = scores.mean((-2, -1))  # (...,)
     seeds = scores.mean(-1)  # (..., S)
@@ -158,7 +158,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t; from 10 degrees of freedom on, the value for 10.
+    """97.5 % quantile of Student's t; for more than 10 degrees of freedom, the value for 10.
 
     >>> t_quantile(1), t_quantile(30)
     (12.7062, 2.2281)
@@ -191,9 +191,9 @@ def wilson_interval(num_success, num_trials) -> Interval:
 
 
 def pass_at_k(n: int, num_right: int, k: int) -> float:
-    """Unbiased estimate, from n samples, of the chance that at least one of k is right.
+    """Unbiased estimate of the chance that at least one of k samples is right.
 
-    It is 1 - C(n - num_right, k) / C(n, k). Source: arXiv 2107.03374.
+    From n samples, it is 1 - C(n - num_right, k) / C(n, k). Source: arXiv 2107.03374.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -256,7 +256,10 @@ def jackknife_interval(
 
 
 def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, ndarray]:
-    """The mean of S seeds and the half-width of its 95 % interval, by the method MOVER.
+    """The mean of S seeds and the half-width of its 95 % interval.
+
+    The square of the half-width is the sum of two squares: of the half-width that follows from
+    `half_widths`, and of the half-width for the choice of seeds (the method MOVER).
 
     Args:
         values, half_widths: (S, ...), one for each seed.
