@@ -39,7 +39,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # USER/MODEL
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
 HUB_TIMEOUT_S = 5.0
 WEIGHT_TYPES = ("F32", "F16", "BF16")
-SIZES = (  # keys of config.json that must be whole numbers from 1 on
+SIZES = (  # keys of config.json that must be whole numbers, 1 or more
     "vocab_size",
     "hidden_size",
     "intermediate_size",

@@ -1,7 +1,7 @@
 """Trajectories as texts and in JSON-lines files.
 
-A run writes trajectories.jsonl, eval_start.jsonl and eval_final.jsonl. eval.py writes the file of
---jsonl.
+A run writes trajectories.jsonl, eval_start.jsonl and eval_final.jsonl. eval.py and scripts
+that share its options write the file of --jsonl.
 """
 
 from __future__ import annotations

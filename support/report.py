@@ -98,7 +98,7 @@ def write_report(
     references: dict[str, dict[str, Scores]],
     tokenizer,
 ) -> None:
-    """Write eval_final.jsonl, scores.json and scores.md, and print the table.
+    """Write eval_final.jsonl, scores.json and scores.md, and print the tables and hints.
 
     Args: stages: "start" or "after RL" -> environment -> scores of the policy; references:
         environment -> reference player -> scores."""

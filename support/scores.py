@@ -217,7 +217,7 @@ def _differences_in_one_environment(
 
 
 class ScoreReport:
-    """Collects the rows of an evaluation, then prints the table and writes the files."""
+    """Collects the rows of an evaluation, prints the table, and writes --json and --jsonl."""
 
     def __init__(self, config: Config, options: dict, envs: list[str]):
         self.config = config

@@ -2,10 +2,10 @@
 
 The intervals are for the mean over all seeds and all instances that could have been drawn. The
 error of a measured mean has two parts, from the choice of instances and from the choice of seeds.
-The half-width of the second part uses quantiles of Student's t. `rate_interval` and
-`difference_interval` add the squares of the two half-widths (the method MOVER of Zou and Donner,
-https://doi.org/10.1002/sim.3095). tests/test_statistics.py simulates how often the intervals
-contain the true value.
+The half-width of the second part uses quantiles of Student's t. `rate_interval`,
+`difference_interval` and `mean_over_seeds` add the squares of the two half-widths (the method MOVER
+of Zou and Donner, https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the choice of
+instances. tests/test_statistics.py simulates how often the intervals contain the true value.
 """
 
 import math
@@ -172,7 +172,7 @@ def wilson_interval(num_success, num_trials) -> Interval:
 
     Args:
         num_success: a number or an array, which may hold fractions.
-        num_trials: a number from 1, or an array.
+        num_trials: a number, 1 or more, or an array.
 
     >>> low, high = wilson_interval(8, 10)
     >>> round(float(low), 3), round(float(high), 3)
