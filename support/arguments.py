@@ -39,7 +39,10 @@ OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has
 
 
 def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
-    """Read the command line of train.py. Returns: settings, options, sources (`load_config`)."""
+    """Read the command line of train.py.
+
+    Returns: the settings, the options, and the source of each setting's value.
+    """
     check_not_empty(argv)
     config, options, sources = load_config(argv, extra={"take_config": False})
     check_installed(config)
@@ -61,7 +64,7 @@ def check_not_empty(argv: list[str]) -> None:
 
 
 def scored_envs(config: Config) -> list[str]:
-    """The environments in the last stage of eval_env, or of env if eval_env is empty."""
+    """The environments in the last stage of the curriculum eval_env (env if eval_env is empty)."""
     return list(mixture_at(config.eval_env or config.env, None))
 
 
@@ -80,7 +83,7 @@ class Job:
     """The parsed arguments of eval.py, or of a script that shares its options."""
 
     config: Config
-    options: dict  # of SCORING_OPTIONS and of the script
+    options: dict  # those of SCORING_OPTIONS and the script's own
     models: list[str]  # names or folders
     command: str = "eval.py"  # the script, a key of `no_effect.READ_BY`
     sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value

@@ -51,7 +51,7 @@ from support.checksums import (
 )
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
-LONG_WAIT = 0.05  # fraction of a run's time; `Saver` prints a longer wait
+LONG_WAIT = 0.05  # `Saver` prints a wait for checkpoints above this fraction of the run's time
 FORMAT = 1
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
 ITERATION = "iteration.json"  # file in best/ and policy/
@@ -95,7 +95,9 @@ class Saver:
             )
 
     def save(self, state: dict[str, dict], counts: dict[str, Any]) -> None:
-        """Copy the state and return. A thread writes checkpoint-STEP and removes old checkpoints.
+        """Wait for the previous checkpoint, and copy the state.
+
+        A thread then writes checkpoint-STEP and removes old checkpoints.
 
         Args:
             state: tensors in nested dicts, such as those of `training_state`.
@@ -300,7 +302,7 @@ def _tensors_in(state) -> Iterator[Tensor]:
 
 
 def _placed(state, parts: Iterator[Tensor]):
-    """Nested dicts like `state`, with tensors in `parts`, the pieces of a buffer."""
+    """Nested dicts like `state`, whose tensors lie in `parts`, the pieces of a buffer."""
     if isinstance(state, dict):
         return {key: _placed(value, parts) for key, value in state.items()}
     local = _local(state)

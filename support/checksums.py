@@ -1,9 +1,10 @@
 """Checksums of the files of a run, to find damaged files.
 
-    checkpoint-STEP/manifest.json    of all files of the checkpoint
+    checkpoint-STEP/manifest.json    of all other files of the checkpoint
     checkpoint-STEP/logs.json        of the logs of the run, up to the iteration of the checkpoint
     best/checksums.json              of the files of the best policy
     policy/checksums.json            of the files of the last policy
+    model/checksums.json             of the files of a model of tools.sft
 
 Checksums do not protect against somebody who changes a file and its checksum.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from support.run_folder import read_json
 
-# append-only; a restart drops lines after its checkpoint
+# Lines are only appended, but a restart drops the lines after its checkpoint.
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
 OF_MODEL = "checksums.json"  # in the folder of a model
@@ -137,8 +138,8 @@ class LogChecksums:
 def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
     """The names of logs whose lines up to a checkpoint have changed since it was written.
 
-    Returns: the names; [] for a checkpoint of an older version, which has no logs.json.
-    Raises: UserError if a file cannot be read, or logs.json names another file."""
+    Returns: the names; [] if there is no logs.json, as in checkpoints of older versions.
+    Raises: UserError if a file cannot be read, or logs.json names a file that is not in LOGS."""
     path = checkpoint / "logs.json"
     if not path.is_file():
         return []

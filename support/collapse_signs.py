@@ -18,15 +18,15 @@ PERIOD = 10
 # of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read their prompts,
 # and under 0.01 H(X) for models that did not.
 LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
-LOW_ENTROPY = 0.05  # nats per token; entropy below is low; p = (0.99, 0.01) has 0.056
+LOW_ENTROPY = 0.05  # nats per token; below it, entropy is low; p = (0.99, 0.01) has 0.056 nats
 LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first value
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
 # PERIOD iterations. Gradient norms are no sign: in all of 48 collapses their level stayed within 10
 # times the first level (studies/collapse/README.md).
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
-HIGH_SUCCESS = 0.5  # from this success rate on, a low std is no sign: success lowers the std
-ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
+HIGH_SUCCESS = 0.5  # at this success rate or above, a low std is no sign: success lowers the std
+ENTROPY_JUMP = 4  # sign: entropy rises or falls by over this factor, unless both levels are low
 
 # Early stops, as in RAGEN-2.
 # stop: PERIOD times in a row, the std of rewards is below this share of its mean over the first
@@ -113,14 +113,14 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
 
 
 def _shows_trap(rows: Sequence[dict]) -> bool:
-    """Whether rewards in groups vary less than half as much as at first and most games fail."""
+    """Whether rewards in groups vary less than half as much as at first, and most games fail."""
     std = _levels(rows, "in_group_reward_std")
     success = _levels(rows, "success")
     return std.now < STD_DROP * std.first and success.now < HIGH_SUCCESS
 
 
 class Levels(NamedTuple):
-    """Medians of a metric; NaN for too few rows. Every comparison with NaN is false."""
+    """Medians of a metric; NaN for too few rows. With NaN, the comparisons < and > are false."""
 
     first: float  # over the first PERIOD iterations
     before: float  # over WINDOW iterations, PERIOD iterations ago

@@ -5,7 +5,7 @@ A shape is one of:
     str            a text
     bool           True or False
     int            a whole number, 0 or more, below LARGEST
-    float          a number from -LARGEST_FLOAT to LARGEST_FLOAT
+    float          a number from -LARGEST_FLOAT to LARGEST_FLOAT; the limit of an int is LARGEST
     [shape]        a list of any length
     {key: shape}   a dict with at least these keys; the key `str` stands for every key
     (shape, None)  that shape or null
@@ -23,7 +23,7 @@ WORDS = {
     float: "a finite number, not above 1e300",
 }
 LARGEST = 2**63
-LARGEST_FLOAT = 1e300  # products do not overflow
+LARGEST_FLOAT = 1e300  # a product with a factor up to 1e8 does not overflow
 
 
 def check_shape(value: Any, shape: Any, source: str) -> None:

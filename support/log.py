@@ -37,7 +37,7 @@ class Log:
     """
 
     def __init__(self, out_dir: Path, history: Sequence[dict], config: Config):
-        # Imported here, so that tools which measure iterations do not need TensorBoard.
+        # Imported here, so that scripts which only import train.py do not need TensorBoard.
         from support.tensorboard_log import Board
 
         self.path = out_dir / "metrics.jsonl"

@@ -38,8 +38,8 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
     Returns:
         spec -> probability.
     Raises:
-        UserError: an @N is missing, superfluous or not rising, a part is empty, a weight is 0, or
-            `make_env` refuses an environment.
+        UserError: an @N is missing, superfluous or not rising, a part is empty, a weight is 0, a
+            path needs quotes, or `make_env` refuses an environment.
     >>> mixture_at("frozenlake @50 > sokoban + 3*bandit", 50)
     {'sokoban': 0.25, 'bandit': 0.75}
     """

@@ -39,7 +39,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # USER/MODEL
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
 HUB_TIMEOUT_S = 5.0
 WEIGHT_TYPES = ("F32", "F16", "BF16")
-SIZES = (  # keys of config.json that must be whole numbers from 1 on
+SIZES = (  # keys of config.json that must be whole numbers, 1 or more
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -157,7 +157,7 @@ def check_model_type(name: str, model_type: str) -> None:
 
 
 def check_architecture(name: str, config) -> None:
-    """Check that our attention and both engines support the settings of a model.
+    """Check that our attention, the torch engine and vLLM support the settings of a model.
 
     Args: config: Hugging Face's configuration object of the model.
     Raises: UserError with the setting that is not supported.

@@ -9,8 +9,9 @@ help.
 train.py names settings that have no effect because of other settings. Overlays (files in subfolders
 of config/) are made for many experiments, so train.py names only their METHOD_SWITCHES.
 
-Other commands name settings from the command line that they do not use. They name no settings from
-files, because the file of an experiment is for train.py.
+Other commands name settings from the command line that they do not use. tools.sft also names
+settings from the command line that have no effect because of other settings. These commands name no
+settings from files, because the file of an experiment is for train.py.
 """
 
 from configurator import (
@@ -107,7 +108,7 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
 
 
 def _one_step(config: Config) -> Iterator[Reason]:
-    """Yield the clips that have no effect if an iteration makes one optimizer step.
+    """Yield the settings that have no effect because an iteration makes one optimizer step.
 
     Before the first step, the ratio is 1 if the trainer computes the old log-probs. Otherwise the
     ratio is the mismatch of engine and trainer. In float32 this mismatch is far below every limit,
@@ -194,7 +195,7 @@ SUPERVISED = """model seed out_dir eval_every save_every keep_checkpoints device
 IMITATION = f"""{GAME} {SUPERVISED} {" ".join(SFT_FIELDS)} lora_rank engine_dtype context_turns
     max_running max_error_frac eval_size eval_temperature"""
 DOCUMENTS = "seed sft_planners micro_batch_tokens max_context_tokens step_timeout_s"
-READ_BY = {  # command -> the settings that change its result
+READ_BY = {  # command -> the settings that it uses
     "eval.py": SCORING,
     "tools.api_models": SCORING,
     "tools.check_env": "observation actions_per_traj",
@@ -210,7 +211,7 @@ READ_BY = {  # command -> the settings that change its result
 
 
 def warn_unread(command: str, config: Config, sources: dict[str, str]) -> str:
-    """The line about settings on the command line that a command does not use; '' for none.
+    """The line about settings on the command line that have no effect on a command; '' for none.
 
     Args: command: a key of READ_BY."""
     given = [name for name, source in sources.items() if source == "command line"]

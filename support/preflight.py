@@ -112,8 +112,8 @@ def free_cpu_memory() -> int:
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
     """Start an evaluation game in several builds of an environment, and try an action in one build.
 
-    An environment must not draw random numbers when it is built: the members of a group would play
-    different games. `python -m tools.check_env` checks more.
+    An environment must not draw random numbers when it is built. Otherwise the members of a group
+    would play different games. `python -m tools.check_env` checks more.
 
     Args: spec: the environment, as in the setting `env`; observation, max_actions: as for
         `make_env`; limit_s: the time limit of a turn, in seconds.

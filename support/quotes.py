@@ -13,7 +13,7 @@ QUOTES = ("'", '"')
 
 
 def mask_quoted(text: str) -> str:
-    """Replace each character of a quoted part by an underscore, so that the length stays.
+    """Replace each character of a quoted part by an underscore, so that the text keeps its length.
 
     >>> mask_quoted("2*'my env' + bandit")
     '2*________ + bandit'

@@ -1,4 +1,8 @@
-"""Trajectories in JSON-lines files: trajectories.jsonl, eval_start.jsonl, eval_final.jsonl."""
+"""Trajectories as texts and in JSON-lines files.
+
+A run writes trajectories.jsonl, eval_start.jsonl and eval_final.jsonl. eval.py and scripts
+that share its options write the file of --jsonl.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +90,7 @@ def why_ended(status: str, last: Mapping) -> str:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """A dialogue as text: what the environment wrote, the replies, the rewards and the end."""
+    """A trajectory as text: its dialogue, false statements, cut-offs, rewards and end."""
     parts = [trajectory.env]
     for turn in trajectory.turns:
         parts += [turn.observation, turn.text]

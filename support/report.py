@@ -1,4 +1,4 @@
-"""The texts that a run prints: a line per iteration, and the tables and hints at its end."""
+"""The texts of a run: success at its start, a line per iteration, tables and hints at its end."""
 
 from configurator import Config, printable
 
@@ -29,7 +29,7 @@ PRINTED = {
     "cpu_s": "5.2",
     "eval_success": "5.3",
 }
-EVAL_KEYS = (  # metrics of an evaluation, in a row as eval_NAME
+EVAL_KEYS = (  # metrics of an evaluation; metrics.jsonl names them eval_NAME
     "success",
     "reward",
     "valid_frac",
@@ -98,7 +98,7 @@ def write_report(
     references: dict[str, dict[str, Scores]],
     tokenizer,
 ) -> None:
-    """Write eval_final.jsonl, scores.json and scores.md, and print the table.
+    """Write eval_final.jsonl, scores.json and scores.md, and print the tables and hints.
 
     Args: stages: "start" or "after RL" -> environment -> scores of the policy; references:
         environment -> reference player -> scores."""
@@ -146,7 +146,8 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
         options.append("--num_iterations=N")
     if early_stop_reason:
         options.append("--early_stop=False")
-    # With final_lr != 1, another num_iterations changes the learning rates.
+    # Another early_stop needs --take_config. So does another num_iterations if final_lr is not 1,
+    # because it changes the learning rates.
     if early_stop_reason or config.final_lr != 1:
         options.append("--take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""

@@ -41,10 +41,10 @@ from support.run_folder import (
 from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
-SAMPLE_SIZE = 32  # trajectories to write of a recorded iteration, rounded up to groups
+SAMPLE_SIZE = 32  # trajectories written of a recorded iteration, rounded up to whole groups
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
-HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shapes.py
+HISTORY_ROW = {  # metrics to check when a run continues; shapes as in support/json_shapes.py
     "step": int,
     "success": NUMBER,
     "eval_success": NUMBER,
@@ -180,7 +180,7 @@ class Run:
     def add(
         self, row: dict, trajectories: list[Trajectory], scores: dict[str, Scores] | None
     ) -> None:
-        """Record an iteration: its row and, if due, samples and a checkpoint.
+        """Record an iteration: its row, its warnings and, if due, samples, best/ and a checkpoint.
 
         Args: scores: environment -> scores; None if the iteration was not evaluated."""
         config = self.config
@@ -395,5 +395,6 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # After a crash, the run may repeat the iteration of best/. Then the iteration has no row yet.
+    # The success of best/ may be unknown: older versions did not store its iteration. And after a
+    # crash, the run may repeat this iteration, which then has no row yet.
     return known.get(step, max(known.values())), ""

@@ -47,7 +47,8 @@ RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 # setting -> (the other setting, its value that prevents the change)
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
-# Files that train.py and tools.sft open in the folder of a run. They refuse links with these names.
+# Files that train.py and tools.sft open in the folder of a run. Both commands refuse links with
+# these names.
 OPENED_FILES = (
     "config.json",
     "code.diff",
@@ -80,8 +81,8 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
     Args:
         accept_changes: True to continue a run with other settings than those of `config`.
         flag: the command-line option that accepts changes, for the message; "" for none.
-    Raises: UserError if out_dir cannot be a folder, or holds files but no run, a link in place of a
-        run's file, or a run with other settings.
+    Raises: UserError if out_dir cannot be a folder that the run may write, or if it holds files but
+        no run, a link in place of a run's file, or a run of another command or with other settings.
     """
     out_dir = Path(config.out_dir)
     try:
@@ -166,7 +167,7 @@ def save_config(
 ) -> Path:
     """Write the settings to out_dir/config.json, and changes of the code to out_dir/code.diff.
 
-    Args: earlier: settings that were changed at a restart, see support/settings_history.py.
+    Args: earlier: former settings of the run, each with the last iteration that had them.
     """
     path = Path(out_dir, "config.json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -304,7 +305,7 @@ def append_to(path: Path) -> IO[str]:
 def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before its content is computed.
 
-    The function makes the folders out/ and COMPARISONS if they are missing.
+    For a file in out/ or in COMPARISONS, the function makes this folder if it is missing.
     Raises: UserError if the file cannot be written.
     """
     path = Path(path)
@@ -342,7 +343,7 @@ def _not_plain(path: Path) -> UserError:
 
 
 def write_atomically(path: str | Path, text: str) -> None:
-    """Replace a text file, see `replace_file`."""
+    """Replace a text file. A crash leaves either the old text or the complete new text."""
     with replace_file(path) as file:
         file.write(text)
 

@@ -50,8 +50,8 @@ class Row(NamedTuple):
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """The metrics of `summarize`, error_frac and pass@k.
 
-    pass@k is a mean over prompts. If n is the fewest samples of a prompt, k is 2, 4, 8, ... up to
-    n, and n if n > 1."""
+    pass@k is a mean over prompts. Let n be the smallest number of samples of a prompt. Then k is
+    2, 4, 8, ... up to n, and n itself if n > 1."""
     successes = successes_by_prompt(trajectories)
     samples = min(len(won) for won in successes.values())  # unequal in some replays
     metrics = summarize(trajectories)
@@ -155,7 +155,7 @@ def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
 
 
 def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
-    """(n,) success rates in the order of the prompts."""
+    """(n,) success rate of each prompt, in the order of the seeds of the prompts."""
     successes = sorted(successes_by_prompt(trajectories).items())
     return np.array([np.mean(won) for _, won in successes])
 
@@ -217,14 +217,14 @@ def _differences_in_one_environment(
 
 
 class ScoreReport:
-    """Collects the rows of an evaluation, then prints the table and writes the files."""
+    """Collects the rows of an evaluation, prints the table, and writes --json and --jsonl."""
 
     def __init__(self, config: Config, options: dict, envs: list[str]):
         self.config = config
         self.options = options
         self.envs = envs
         self.rows: dict[str, Scores] = {}
-        self.folders: dict[str, str] = {}  # title -> a model's folder, or the name
+        self.folders: dict[str, str] = {}  # title -> folder of the model, or name of the player
         self.start_cpu_s = time.process_time()
 
     def add(self, row: Row) -> None:

@@ -1,4 +1,4 @@
-"""Groups runs into methods: runs whose settings differ in the seed alone are one method."""
+"""Groups runs into methods: runs of one method differ only in the seed and in WITHOUT_EFFECT."""
 
 from configurator import Config, UserError
 
@@ -24,7 +24,7 @@ class Method(NamedTuple):
 class Pools(NamedTuple):
     """Models grouped by method."""
 
-    seeds: list[list[str]]  # names of models with different seeds
+    seeds: list[list[str]]  # for each method with several seeds, the names of its models
     notes: list[str]  # sentences: why models cannot be pooled
 
 

@@ -2,10 +2,10 @@
 
 The intervals are for the mean over all seeds and all instances that could have been drawn. The
 error of a measured mean has two parts, from the choice of instances and from the choice of seeds.
-The half-width of the second part uses quantiles of Student's t. `rate_interval` and
-`difference_interval` add the squares of the two half-widths (the method MOVER of Zou and Donner,
-https://doi.org/10.1002/sim.3095). tests/test_statistics.py simulates how often the intervals
-contain the true value.
+The half-width of the second part uses quantiles of Student's t. `rate_interval`,
+`difference_interval` and `mean_over_seeds` add the squares of the two half-widths (the method MOVER
+of Zou and Donner, https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the choice of
+instances. tests/test_statistics.py simulates how often the intervals contain the true value.
 """
 
 import math
@@ -58,7 +58,7 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # The error is that of num_games independent games: more than n if instances are alike.
+    # The error is that of num_games independent games. num_games is above n if instances are alike.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -141,7 +141,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
     Args:
         scores: (..., S, n).
-        below, above: (...,), half-widths below and above the mean, over instances.
+        below, above: (...,), half-widths below and above the mean, for the choice of instances.
     """
     mean = scores.mean((-2, -1))  # (...,)
     seeds = scores.mean(-1)  # (..., S)
@@ -158,7 +158,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t; from 10 degrees of freedom on, the value for 10.
+    """97.5 % quantile of Student's t; for more than 10 degrees of freedom, the value for 10.
 
     >>> t_quantile(1), t_quantile(30)
     (12.7062, 2.2281)
@@ -172,7 +172,7 @@ def wilson_interval(num_success, num_trials) -> Interval:
 
     Args:
         num_success: a number or an array, which may hold fractions.
-        num_trials: a number from 1, or an array.
+        num_trials: a number, 1 or more, or an array.
 
     >>> low, high = wilson_interval(8, 10)
     >>> round(float(low), 3), round(float(high), 3)
@@ -191,9 +191,9 @@ def wilson_interval(num_success, num_trials) -> Interval:
 
 
 def pass_at_k(n: int, num_right: int, k: int) -> float:
-    """Unbiased estimate, from n samples, of the chance that at least one of k is right.
+    """Unbiased estimate of the chance that at least one of k samples is right.
 
-    It is 1 - C(n - num_right, k) / C(n, k). Source: arXiv 2107.03374.
+    From n samples, it is 1 - C(n - num_right, k) / C(n, k). Source: arXiv 2107.03374.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -256,7 +256,10 @@ def jackknife_interval(
 
 
 def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, ndarray]:
-    """The mean of S seeds and the half-width of its 95 % interval, by the method MOVER.
+    """The mean of S seeds and the half-width of its 95 % interval.
+
+    The square of the half-width is the sum of two squares: of the half-width that follows from
+    `half_widths`, and of the half-width for the choice of seeds (the method MOVER).
 
     Args:
         values, half_widths: (S, ...), one for each seed.

@@ -172,7 +172,7 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            self.wakes_at = math.inf  # a limit that begins from here on wakes the thread
+            self.wakes_at = math.inf  # a limit that begins after this line wakes the thread
             limits = list(TimeLimit.active)
             self._ring(limits)
             self.wakes_at = min((limit.rings_at for limit in limits), default=math.inf)

@@ -3,9 +3,9 @@
     pip install -r requirements/wandb.txt
     python train.py config/frozenlake_ppo.py config/models/tiny.py --wandb=PROJECT
 
-W&B gets the settings, the metrics, the recorded trajectories and the page of tools.view, but no
-weights and no code. Log in with `wandb login`. With WANDB_MODE=offline nothing is sent;
-`wandb sync` sends the data later.
+W&B gets the settings, the commit, the metrics, the recorded trajectories and the page of
+tools.view, but no weights and no code. Log in with `wandb login`. With WANDB_MODE=offline nothing
+is sent; `wandb sync` sends the data later.
 """
 
 from configurator import Config, UserError, printable
