@@ -97,7 +97,7 @@ WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # with fewer valid replies after training, a warning is printed
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # lines that report the progress of a run
-# Types of the sums and lists in a checkpoint; see support/json_shapes.py.
+# Types of the sums and lists in a checkpoint, in the notation of support/json_shapes.py.
 TOTALS = {
     "tokens": int,
     "response_tokens": int,
