@@ -1,11 +1,11 @@
-"""Score a model behind an OpenAI-compatible server on the fixed prompts.
+"""Score models behind an OpenAI-compatible server on the fixed prompts.
 
     python -m tools.api_models config/frozenlake_ppo.py --api_base=URL --api_model=NAME,OTHER
 
 URL is the address of the server, such as http://localhost:8000/v1. The environment variable
 OPENAI_API_KEY holds the server's key. Folders of runs, --player, --samples, --against, --json and
 --jsonl work as in eval.py. The server limits the context; max_context_tokens has no effect.
-`max_running` games are played at once, in threads.
+Up to `max_running` games are played at once, in threads.
 """
 
 from configurator import Config, UserError
@@ -67,7 +67,7 @@ def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) ->
     """Play the fixed prompts with the model that the server calls `name`.
 
     A trajectory that ends in an error counts as a failure.
-    Raises: UserError if every trajectory ends in an error."""
+    Raises: UserError if every trajectory ends in an error, or the server refuses the key."""
     player = APIPlayer(url, name)
 
     def play_one(start: tuple[int, int]) -> Trajectory:

@@ -53,8 +53,9 @@ def check_server(url: str) -> None:
 def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Reply:
     """Request a chat completion from an OpenAI-compatible server.
 
-    After a temporary error, the function calls `on_fault` and repeats the request. Such errors are
-    a missing connection, timeouts, 5xx, 408, 429 and malformed replies.
+    After a temporary error, the function calls `on_fault` and repeats the request, up to ATTEMPTS
+    requests in all. Temporary errors are a missing connection, timeouts, 5xx, 408, 429 and
+    malformed replies.
     Returns: a reply with as many tokens as the server counted (at least one): first the whole
         text, then empty tokens. If the request fails, `Reply.error` says why.
     Raises: UserError if the server refuses the key."""

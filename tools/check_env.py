@@ -50,10 +50,10 @@ from support.time_limit import EnvError, call_with_timeout
 ROOT = Path(__file__).resolve().parent.parent
 CHECK_SEED = 41  # the seed of training game i is [i, CHECK_SEED]
 SEEDS = range(6)  # the training games that most checks play
-NUM_LOOKS = 4  # games on an instance, to compare it with other instances
+NUM_LOOKS = 4  # games played on an instance to record how it looks
 NUM_TRAIN = 100  # training games that are compared with the evaluation games
 NUM_PLAYED = 40  # evaluation games that the expert and the random player play
-EXPERT_ACTIONS = 50  # most actions of the expert, which follows plan(), else greedy()
+EXPERT_ACTIONS = 50  # action budget of the expert: plan(), or greedy() if plan() returns []
 MAX_TWINS = 0.1  # largest fraction of training games that may look like an evaluation game
 MAX_RANDOM = 0.75  # largest number of wins of the random player per win of the expert
 SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless `blocking` is set
@@ -121,7 +121,7 @@ def subject_of(spec: str, config: Config) -> Subject:
 def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
     """Run all checks in a new process, because the environment may end its process.
 
-    Raises: as `check_environment`."""
+    Raises: UserError if the environment cannot be built, or cannot draw its instances."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=send_findings, args=(subject, writer))
@@ -251,7 +251,7 @@ def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iter
 
 
 def digest(subject: Subject) -> str:
-    """Return a hash of the games of SEEDS and of the instances of the fixed splits."""
+    """Return a hash of the games of SEEDS and of the instances of the splits eval and heldout."""
     sha = hashlib.sha256(repr(reserved_instances(subject.spec)).encode("utf-8", "replace"))
     for seed in SEEDS:
         for seen in game_log(subject.make(), seed):
@@ -349,7 +349,9 @@ def check_splits(subject: Subject) -> list[str]:
 
 
 def appearance(env: Env, instance: tuple) -> tuple:
-    """Return the texts of games on an instance: one follows the plan, the rest are random."""
+    """Return the actions and observations of NUM_LOOKS games on an instance.
+
+    The first game follows the plan. The others are random."""
     texts = []
     for number in range(NUM_LOOKS):
         rng = np.random.default_rng([CHECK_SEED, number])

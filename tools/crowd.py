@@ -32,7 +32,7 @@ from worlds.sokoban_rooms import manhattan_distance
 SEED_CROWD = 15  # separates the random streams of this file from others
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MAX_RANDOM_SHARE = 0.2  # largest share of random turns that a game draws
+MAX_RANDOM_SHARE = 0.2  # each game draws its share of random turns between 0 and this
 LONGEST_PLAN = 3  # actions; longer plans are slow to compute on slippery ice
 
 # The cost of a move; the lowest is best. The parts are compared in order.
@@ -151,7 +151,7 @@ def play_crowd(player: str, config: Config, samples: int) -> np.ndarray:
 
 
 class CrowdPlayer:
-    """Replies for `rollout.play` as a player of the crowd, with empty thoughts."""
+    """Answers a rollout with the actions of a player of the crowd, and with empty thoughts."""
 
     def __init__(self, player: str, rng: np.random.Generator):
         self.player = player

@@ -1,6 +1,7 @@
 """Demonstrations for SFT: games of scripted players, and files of games.
 
-The thoughts are true sentences about the state. The setting `sft_player` selects the player:
+The thoughts of scripted players are true sentences about the state. The setting `sft_player`
+selects the player:
 - shortest: follows a shortest path (`Env.demonstrate`), mostly with one action a turn. It does not
   show what RL should find out, such as the danger of slipping.
 - planner: plays optimally under the limits of turns and actions (`Env.plan`).
@@ -39,7 +40,8 @@ def recite(
     def player(rollout: Rollout) -> Reply | None:
         prompt = rollout.next_prompt(chat)
         trajectory = rollout.trajectory
-        # With context_turns, the prompt contains the earlier turns and needs room for a reply.
+        # Without context_turns, the trajectory so far and the prompt must fit into the context.
+        # With context_turns, the prompt repeats earlier turns, and must leave room for a reply.
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
             return None
@@ -63,10 +65,11 @@ def num_demonstrations(config: SftConfig) -> int:
 def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     """Play demonstration number `index`.
 
-    A turn is random with probability `sft_noise`, except in the first fraction `sft_clean` of the
-    demonstrations and for the crowd.
+    The actions of a turn are random with probability `sft_noise`. The first fraction `sft_clean` of
+    the demonstrations has no such turns. The crowd has random turns of its own (`draw_player`).
 
-    Raises: UserError if the environment does not have the player `sft_player`."""
+    Raises: UserError if the environment does not have the player `sft_player`, or fails, or if a
+        reply or the first turn is too long."""
     path = (config.seed, SEED_DEMOS, index)
     episode = make_episode(config)
     check_player(episode.env, config.sft_player)
@@ -175,6 +178,8 @@ def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> 
 def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
     """Drop the last turns of a trajectory that do not fit into the context.
 
+    With `context_turns` nothing is dropped, because each turn has a context of its own.
+
     Raises: UserError if a reply is longer than max_response_tokens, or if no turn fits."""
     longest = max(len(turn.response_ids) for turn in trajectory.turns)
     if longest > config.max_response_tokens:
@@ -271,7 +276,9 @@ def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list
 
 
 def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
-    """Return the trajectory of one line. A reply that was cut off gets no end-of-turn token.
+    """Return the trajectory of one line of a file.
+
+    A reply that was cut off gets no end-of-turn token, unless the reply is empty.
 
     Raises: LookupError or TypeError for another kind of record."""
     # Older files do not name the split. If they name a policy, eval.py wrote them.

@@ -46,7 +46,7 @@ from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
 from support.time_limit import is_time_out
 
-RECORD = {  # keys and types of a line, see support/json_shapes.py
+RECORD = {  # keys and types of a line, in the notation of support/json_shapes.py
     "env": str,
     "seed": [int],
     "member": int,

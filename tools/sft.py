@@ -9,8 +9,8 @@
 --sft_file trains on such a file.
 
 Without --sft_file, scripted players generate the demonstrations. With torchrun, the processes share
-each step. An interrupted run continues from out_dir, by default out/NAME_sft for config/NAME.py.
-The model plays held-out instances to measure its success.
+the demonstrations of each step. An interrupted run continues from out_dir, by default out/NAME_sft
+for config/NAME.py. The model plays held-out instances to measure its success.
 """
 
 from configurator import SftConfig, UserError, load_config
@@ -97,7 +97,7 @@ WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # with fewer valid replies after training, a warning is printed
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # lines that report the progress of a run
-# Types of the sums and lists in a checkpoint; see support/json_shapes.py.
+# Types of the sums and lists in a checkpoint, in the notation of support/json_shapes.py.
 TOTALS = {
     "tokens": int,
     "response_tokens": int,
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> None:
 
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:
-    """Return the command for RL from the trained model, with the same settings."""
+    """Return the command for RL from the trained model, with the given settings except `ours`."""
     ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
     shared = [argument for argument in argv if not argument.startswith(ours)]
     return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])
@@ -329,7 +329,7 @@ class Lines:
 
 
 def count_tokens(packs: Sequence[list[Trajectory]]) -> Tensor:
-    """Return response tokens and all tokens of a step, counted over all ranks: (2,) int64."""
+    """Count the response tokens and all tokens of a step, summed over the ranks: (2,) int64."""
     num_response_tokens = 0
     num_tokens = 0
     for trajectories in packs:

@@ -222,7 +222,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 # ---------- the model
-# The functions below import torch, transformers and gguf, because these imports take seconds.
+# The functions import torch, transformers and gguf themselves, because these imports take seconds.
 
 
 def convert(source: Path, folder: Path) -> None:

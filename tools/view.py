@@ -37,7 +37,9 @@ class Command:
 
 
 def parse_command(argv: list[str]) -> Command:
-    """Read the command line. Raises: UserError for a form that --help does not show."""
+    """Read the command line.
+
+    Raises: UserError for a missing path, or for arguments that cannot be combined."""
     runs = []
     options = {}
     for argument in argv:
@@ -207,7 +209,7 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return sizes and times of each run's files, to notice new records; [] before the first."""
+    """Return sizes and times of each run's files, to notice new records; [] without records."""
     states = {}
     for run in runs:
         files = [run / name for name in (*STAGES, "metrics.jsonl", "scores.json")]

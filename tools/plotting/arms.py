@@ -1,4 +1,4 @@
-"""Runs as the arms of a comparison: an arm is one method with several seeds."""
+"""Runs as the arms of a comparison: an arm is one method with one or more seeds."""
 
 from configurator import Config, UserError, printable
 

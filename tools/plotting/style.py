@@ -184,7 +184,9 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def spread(heights: Sequence[float], gap: float, highest: float = math.inf) -> list[float]:
-    """Move ascending heights as little as possible, until they are `gap` apart and below `highest`.
+    """Move ascending heights as little as possible.
+
+    Afterwards neighbours are at least `gap` apart, and no height is above `highest`.
 
     The method is isotonic regression (pool adjacent violators).
 

@@ -50,7 +50,7 @@ def draw_curves(runs: Sequence[Path], *paths: Path) -> None:
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     """Plot success on the fixed prompts over iterations, and the reference players.
 
-    An arm is one method with several seeds. Args: paths: PNG or PDF files."""
+    An arm is one method with one or more seeds. Args: paths: PNG or PDF files."""
     looks = {}
     if max(len(arm.name) for arm in arms) > LONGEST_NAME_AT_LINE:
         looks = {arm.name: look_of(i) for i, arm in enumerate(arms)}

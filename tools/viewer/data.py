@@ -157,7 +157,7 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
 
 
 def name_runs(runs: Sequence[Path]) -> list[str]:
-    """Return the folders' names, with their parent folders if two names are equal.
+    """Return the names of folders or files, with their parent folders if two names are equal.
 
     Raises: UserError if a run is given twice."""
     folders = [run.resolve() for run in runs]
@@ -174,7 +174,8 @@ def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) ->
 
     Args: rows: of metrics.jsonl; records: from `read_trajectories` or `read_file`.
     Returns: steps: the iterations; curves: name and values of each metric in CURVES, with a value
-        or None for each step; eval: (iteration, success) of each evaluation, 0 before RL."""
+        or None for each step; eval: (iteration, success) of each evaluation. Iteration 0 is the
+        model before RL."""
     curves = {}
     for key, label in CURVES.items():
         values = [row.get(key) for row in rows]
@@ -297,8 +298,8 @@ def describe_turn(
 ) -> dict:
     """Select what the page shows of a turn.
 
-    Args: following: the next turn, or None; its message reports on this turn; env: with its
-        options; think, text_ids: see `describe_trajectory`.
+    Args: following: the next turn, whose message reports on this turn, or None; env: the
+        environment with its options; think, text_ids: as for `describe_trajectory`.
     Returns: the fields below. "reply" is empty for a reply in the required format."""
     cells = cells_of(env)
     message = split_message(shown(turn["observation"]), cells)
@@ -418,5 +419,5 @@ def shown(text: str) -> str:
 
 
 def number_text(text: str, text_ids: dict[str, int]) -> int:
-    """Return the number of a text, the next number for a new text."""
+    """Return the number of a text. A new text gets the next number."""
     return text_ids.setdefault(shown(text), len(text_ids))
