@@ -1,7 +1,8 @@
 """The experiments that `python -m studies.reproduce` runs: figures and tables.
 
 A `Figure` has curves. A `Curve` is a training run that is repeated with several seeds. The folder
-of a run is named after its config files and overrides. Figures with equal runs share one folder.
+of a run is named after its config files, overrides and seed. Equal runs of two figures share one
+folder.
 """
 
 from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
@@ -64,7 +65,7 @@ class Scale:
 
     files: tuple[str, ...]  # config files that are read after those of a curve
     jobs: int  # runs at the same time
-    seconds: dict[str, Seconds]  # environment -> time of an iteration, if no run is finished
+    seconds: dict[str, Seconds]  # environment -> estimate, for curves without a finished run
     estimate: str  # source of the estimates of --dry_run, in words
 
 
@@ -101,6 +102,7 @@ EVALUATION = ("eval_success",)
 TRAINING = ("success",)
 COLLAPSE_SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 THOUGHTS = ("response_length", "thought_true_frac")
+
 ENVS = ("bandit", "frozenlake", "sokoban")
 GRIDS = ("frozenlake", "sokoban")
 
@@ -127,7 +129,7 @@ def responses_per_prompt(group_size: int) -> Curve:
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
     # The filter would drop groups of one: they have no variance. All 128 trajectories form one
-    # batch, so that an iteration has one optimizer step, as with the filter.
+    # batch, so an iteration has one optimizer step, like the iterations of larger groups.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,
@@ -209,7 +211,8 @@ def estimators() -> dict[str, Curve]:
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
     sokoban = {"num_groups": 16, "format_penalty": -1.0}  # as in studies/imitation/comparison.py
-    plan = {"reward_density": "plan", "format_penalty": -0.1}  # small: a game pays at most 1
+    # With "plan" a game pays at most 1, so the format penalty is small.
+    plan = {"reward_density": "plan", "format_penalty": -0.1}
     curves = {}
     for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):
         ppo, grpo = f"{env}_ppo", f"{env}_grpo"
@@ -264,7 +267,8 @@ def echo_trap() -> dict[str, Curve]:
 def jobs() -> dict[str, Curve]:
     """Return curves on bandits whose arms are named after jobs, each with its own cold start (SFT).
 
-    The curves with one pair of jobs, with and without thoughts, repeat table 4 of the paper."""
+    The curves with one pair of jobs, with and without thoughts, repeat table 4 of the paper on the
+    bandit."""
     one_pair = {"num_iterations": 12, "eval_every": 4}
     return {
         "bandit one pair, with thoughts": on_jobs("bandit_transfer", **one_pair),
@@ -310,7 +314,7 @@ def quest_sft(**overrides: object) -> Curve:
 QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)
 REPAIR_SFT = Curve(
     ("repair_grpo",),
-    # This restores the default 400, because tiny_text.py, a file of the scale, sets 32.
+    # This restores the default 400: at scale tiny, tiny_text.py sets 32.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
 BUDGET = 6400  # what a run of `split` may cost, in rollouts

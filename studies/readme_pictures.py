@@ -120,7 +120,7 @@ def draw_flagship(path: Path) -> None:
 
 
 def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
-    """Draw a bar for each row of BARS, its 95 % interval, and a dot for each seed.
+    """Draw a bar with its 95 % interval for each row of BARS, and a dot for each of several seeds.
 
     Args: rates: row -> share of won games, (seeds, prompts)."""
     for place, (row, (_, color)) in enumerate(BARS.items()):

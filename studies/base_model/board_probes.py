@@ -28,7 +28,9 @@ PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--ev
 
 
 def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
-    """Ask questions about held-out boards, with greedy decoding. Returns: see `score_reading`."""
+    """Ask questions about held-out boards, with greedy decoding.
+
+    Returns: the share of right answers by name (`score_reading`)."""
     config = replace(
         config,
         engine="torch",
@@ -53,7 +55,7 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 
 
 def base_report(model, chat: Chat) -> dict[str, dict]:
-    """Run all probes, shared by the ranks. Returns: "ENVIRONMENT MODE" -> metrics."""
+    """Run all probes, each on one of the ranks. Returns: "ENVIRONMENT MODE" -> metrics."""
     tasks = []
     for files, modes in BASE_PROBES.items():
         for mode in modes.split():

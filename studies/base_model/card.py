@@ -61,7 +61,7 @@ def final_table(row: dict) -> list[str]:
 
 
 def learning_table(rows: Sequence[dict]) -> list[str]:
-    """Return a table of probes on grids, with a row for every environment and step."""
+    """Return a table of the probes in mode "grid", with a row for every grid world and step."""
     lines = []
     for world, name in WORLDS.items():
         for row in rows:

@@ -8,9 +8,9 @@ A document is a dialogue in one environment, and a pack holds documents of one e
 Training begins with documents of a single question. Without this easy part, a model of this size
 does not learn to read boards.
 
-No document starts on a board of RESERVED, not even with other symbols. For tests of generalisation,
-the corpus has no symbol in its role in "newvocab", no board sizes besides those of WORLDS, and no
-bandit arms of "jobs_test".
+No document starts on an evaluation or held-out board (RESERVED), not even with other symbols. Tests
+of generalisation use what the corpus lacks: Sokoban symbols with their meanings in "newvocab",
+board sizes other than those of WORLDS, and the bandit arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
@@ -185,7 +185,7 @@ def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
 
 
 def draw_symbols(rng: np.random.Generator) -> str:
-    """Draw seven symbols for Sokoban. None means the same as in the held-out symbols "newvocab"."""
+    """Draw seven symbols for Sokoban. No symbol means what it means in the held-out "newvocab"."""
     while True:
         symbols = "".join(rng.choice(list(SYMBOLS), 7, replace=False))
         pairs = zip(symbols, Sokoban.SYMBOLS["newvocab"], strict=True)

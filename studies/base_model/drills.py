@@ -12,8 +12,8 @@ from dialogue import Episode, TurnOutcome, TurnRecord
 from grids import FrozenLake, Grid
 from rollout import Trajectory
 
-# The kinds of questions, listed as often as their weight. "line" asks for a row or column, "move"
-# for the board after an action.
+# The kinds of questions. A kind that is listed more often is drawn more often. "line" asks for a
+# row or column, "move" for the board after an action.
 KINDS = [
     "Where",
     "Where",

@@ -1,4 +1,4 @@
-"""Tests of the corpus.
+"""Tests of corpus.py, drills.py and the scripted players of tools/crowd.py.
 
 python -m pytest -q studies/base_model/test_corpus.py
 """

@@ -1,4 +1,4 @@
-"""Tests of pretrain.py and board_probes.py.
+"""Tests of pretrain.py, board_probes.py and the scores of drills.py.
 
 python -m pytest -q studies/base_model/test_pretrain.py
 """

@@ -75,7 +75,7 @@ def test_other_shapes_are_refused(small_tokenizer, shape):
     "load", [lambda folder: load_model(folder)[1], AutoTokenizer.from_pretrained]
 )
 def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, load):
-    """AutoTokenizer loads Qwen2Tokenizer, which has another split pattern."""
+    """AutoTokenizer loads Qwen2Tokenizer. The merges were learned with another split pattern."""
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = load(str(tmp_path))
@@ -89,7 +89,7 @@ def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, lo
 def test_every_cell_of_a_grid_is_one_token(tokenizer):
     seen = set()
     for board in boards():
-        if "√" not in board:  # see the next test
+        if "√" not in board:  # the next test checks "√"
             assert token_texts(tokenizer, board) == list(board)
             seen |= set(board)
     assert seen >= set("PGO_#XSW.BA@\n")

@@ -6,8 +6,8 @@
 studies/signs.py defines collapses and signs. A sign predicts a collapse if it begins no later than
 the last evaluation before the collapse. In a run without a collapse, each beginning of a sign is a
 false alarm. A *cell* is a method at a learning rate. The factor of each sign is chosen on the runs
-of every second cell, and tested on the others. The warnings that a run prints
-(support/collapse_signs.py) are tested, too.
+of every second cell, and tested on the others. The first warning that a run prints
+(support/collapse_signs.py) is tested, too.
 """
 
 from configurator import UserError
@@ -121,7 +121,7 @@ def is_alive(row: Row, starpo: Row) -> bool:
 
 
 def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
-    """Count how well a sign predicts the collapses of these runs.
+    """Judge how well a sign predicts the collapses of these runs.
 
     Args: sign: None for the first warning that each run printed."""
     verdict = Verdict()
@@ -211,7 +211,7 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
             collapsed_without_spike.append(collapse is not None)
         elif collapse is None:
             num_no_collapse += 1
-        elif spike <= collapse:  # the evaluation comes after the update
+        elif spike <= collapse:  # in an iteration, the evaluation comes after the update
             num_then_collapse += 1
         else:
             num_after_collapse += 1

@@ -1,4 +1,4 @@
-"""Tests of what counts as a collapse, and of the signs that announce it.
+"""Tests of survival.py and of studies/signs.py.
 
 Run with:  python -m pytest -q studies/collapse/test_collapse_page.py
 """
@@ -172,7 +172,8 @@ def test_the_page_counts_collapses_and_survivors():
 def test_the_page_shows_how_thoughts_fade():
     shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
     row = make_row([0.9, 0.9], thought_true_frac=shares)
-    assert collapse.true_thoughts(row) == "70 to 30"  # of 10 50 70 80 90, and of 0 20 30 40 50
+    # the medians of 10 50 70 80 90 and of 0 20 30 40 50
+    assert collapse.true_thoughts(row) == "70 to 30"
 
 
 def test_without_runs_the_page_stays(monkeypatch):

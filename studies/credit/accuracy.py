@@ -1,8 +1,8 @@
 """Measure how well the credit of an estimator follows the true advantages of turns.
 
-The true advantage of each of K turns is estimated from m continuations of the game before the reply
-and m after the reply (studies/credit/play.py). The measures are corrected for the noise of the
-estimates, which lowers every correlation.
+The true advantage of each of K turns is estimated from m continuations of the game that start
+before the reply, and m that start after it (studies/credit/play.py). The noise of the estimates
+lowers every correlation. Most measures are corrected for it.
 """
 
 import math
@@ -21,10 +21,10 @@ MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias
 
 @dataclass
 class Truth:
-    """The returns of m continuations of each of K turns, and estimates from these returns."""
+    """The returns of continuations of K turns, and estimates from these returns."""
 
     before: ndarray  # (K, m) returns from the state before the turn
-    reply: ndarray  # (K, m) returns from the turn's reply on
+    reply: ndarray  # (K, m) returns of games that repeat the turn's reply first
 
     def among(self, mask: ndarray) -> "Truth":
         return Truth(self.before[mask], self.reply[mask])
@@ -193,8 +193,9 @@ def variance_shares(
 def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
     """Compare the critic's values of the states before K turns with the values from continuations.
 
-    "explained" is the share of the variance of the true values that the critic explains, "bias" the
-    mean error, "error" the root mean square error. All except "bias" are corrected for the noise.
+    "correlation" is Pearson's, "explained" the share of the variance of the true values that the
+    critic explains, "bias" the mean error, "error" the root mean square error. All except "bias"
+    are corrected for the noise.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -245,7 +246,7 @@ def correlation(x: ndarray, y: ndarray) -> float:
 
 
 def ranks(x: ndarray) -> ndarray:
-    """Return the rank of each value of x, from 0 on, (n,). Equal values share their mean rank.
+    """Return the rank of each value of x, counted from 0, (n,). Equal values share their mean rank.
 
     >>> ranks([5.0, 3.0, 5.0]).tolist()
     [1.5, 0.0, 1.5]

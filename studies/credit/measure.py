@@ -45,7 +45,7 @@ from studies.credit.play import Player, RecordedGame, monte_carlo, play_groups
 from studies.credit.report import write_report
 from support.run_folder import read_json, write_atomically
 
-SEED_SHUFFLE = 65  # see the seeds in play.py
+SEED_SHUFFLE = 65  # play.py has the seeds of the other random streams
 PLANNER = "planner's step reward"
 SHUFFLED = "planner's step reward, shuffled"
 DIGITS = 6  # decimals in OUT/cases
@@ -67,7 +67,7 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # Files hold no label, because "end" becomes "20" if the run goes on.
+    # Files hold no label, because a checkpoint is no longer "end" if the run goes on.
     return [{**case, "label": label} for label, case in cases.items()]
 
 

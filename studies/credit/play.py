@@ -147,7 +147,7 @@ def play_groups(player: Player, num_groups: int, group_size: int) -> list[Record
 
 @dataclass
 class Continuations:
-    """The undiscounted returns of m continuations for each of the K turns of all games."""
+    """The undiscounted returns of continuations of the K turns of all games."""
 
     before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
@@ -155,7 +155,7 @@ class Continuations:
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
-    """Continue every game `num_draws` times from the state before each turn and after each reply.
+    """Continue every game `num_draws` times from before each turn, and as often after each reply.
 
     Continuations execute the reply again with new slips, so a reply gets no credit for a lucky slip
     in the original game.
@@ -184,7 +184,7 @@ def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -
 
 
 def returns_from(games: Sequence[RecordedGame], turns: Sequence[int]) -> np.ndarray:
-    """Return the sum of each game's rewards from the turn with the given index on."""
+    """Return for each game the sum of its rewards, without the turns before the given index."""
     returns = []
     for game, turn in zip(games, turns, strict=True):
         returns.append(sum(played.reward for played in game.trajectory.turns[turn:]))

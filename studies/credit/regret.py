@@ -117,7 +117,7 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
-    """Format the share of states for each number of actions that optimal play would name."""
+    """Format how many actions optimal play would choose, as shares of the states."""
     counts = Counter()
     for game in games:
         for state in game.states:

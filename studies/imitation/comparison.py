@@ -49,7 +49,7 @@ OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}
 FOLDER = Path("studies/imitation")
 ROWS = FOLDER / "rows"
 BASE = "base, before RL"
-BEST = ("tiny_best",)  # the config file with the settings of RL
+BEST = ("tiny_best",)  # the config file for PPO, GRPO, GiGPO and SAMPO in grid worlds
 
 PLAYERS = {  # name of a player in eval.py -> its name on the page
     "random, closed loop": "random, ten turns of one action",

@@ -65,7 +65,7 @@ def test_a_row_is_trained_and_played_once(lab):
     trained = [call for call in lab if not call.startswith("--")]
     assert trained[0] == sft
     assert trained[1] == "train.py config/frozenlake_ppo.py config/models/tiny.py --seed=0"
-    assert trained[2] == sft  # the real `launch` does not repeat a finished run
+    assert trained[2] == sft  # in real runs, tools.sft does not repeat a finished stage
     assert "--learning_rate=0.5" in trained[3] and "--model=out/runs/sft-" in trained[3]
     played = [call for call in lab if call.startswith("--")]
     assert played[:2] == ["--player=random,greedy,optimal", "--model=tiny"]

@@ -46,7 +46,7 @@ def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
 
 
 def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]]) -> None:
-    """Draw metrics over the iterations, four panels in a row.
+    """Draw metrics over the iterations, at most four panels in a row.
 
     Args:
         curves: name in the legend -> runs, which share a colour."""

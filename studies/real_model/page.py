@@ -1,4 +1,4 @@
-"""Write the tables and pictures of README.md from the finished runs with SmolLM2-135M.
+"""Write the tables and pictures of README.md, and docs/echo_trap.png, from runs of SmolLM2-135M.
 
     python -m studies.reproduce echo_trap jobs     # the runs
     python -m studies.real_model.page              # seconds
@@ -63,7 +63,7 @@ GAIN_HEADINGS = (
     "after RL %",
     "RL - cold start",
 )
-Row = dict  # see studies/runs.py
+Row = dict  # the results of a run (studies/runs.py)
 
 
 def main(argv: list[str]) -> None:
@@ -144,13 +144,17 @@ def form_loss(row: Row) -> int | None:
 
 
 def fall_of(row: Row) -> int | None:
-    """Return the iteration of the collapse or of the loss of the form, the earlier, or None."""
+    """Return the iteration of the collapse or of the loss of the form, whichever is first.
+
+    None if the run does not fall."""
     falls = [iteration for iteration in (collapse_iteration(row), form_loss(row)) if iteration]
     return min(falls, default=None)
 
 
 def last_good_iteration(row: Row) -> int:
-    """Return the last evaluation or iteration before the fall of a run."""
+    """Return the last good iteration of a run that falls.
+
+    It is the last iteration before a loss of the form, or the last evaluation before a collapse."""
     if fall_of(row) == form_loss(row):
         return form_loss(row) - 1
     return last_good_evaluation(row)
@@ -179,7 +183,7 @@ def sign_cell(row: Row, sign: Sign) -> str:
 
 
 def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """Return a table of success before and after RL, with a line for all seeds of a method."""
+    """Return a table of success before and after RL: a line for each method and environment."""
     lines = []
     for name, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)

@@ -54,7 +54,7 @@ def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, i
 
 
 def spread_out(records: Sequence[dict], count: int) -> list[dict]:
-    """Return up to `count` records at equal distances, which are of different groups."""
+    """Return up to `count` records at equal distances, to show replies of several groups."""
     distance = max(1, len(records) // count)
     return list(records[::distance][:count])
 

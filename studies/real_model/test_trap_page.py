@@ -1,4 +1,4 @@
-"""Tests of the page about the Echo Trap and of `make echo-trap`.
+"""Tests of page.py, replies.py, guess.py, and echo_trap.py (`make echo-trap`).
 
 python -m pytest -q studies/real_model/test_trap_page.py
 """
@@ -40,7 +40,7 @@ def row_of(successes, lengths, seed=0):
     }
 
 
-# The best success is 1.0 at iteration 5. From iteration 15 on, success is below 0.8.
+# The best success is 1.0 at iteration 5. At iterations 15 and 20, success is below 0.8.
 LENGTHS = [20] * 7 + [40] * 13
 COLLAPSED = row_of([0.5, 1.0, 0.9, 0.3, 0.2], LENGTHS)
 

@@ -8,7 +8,8 @@
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
-config/models/tiny.py. Config files and --key=value override them, except for head and scale:
+config/models/tiny.py, with the changes in LAKE and BANDIT. Config files and --key=value override
+them, except for head and scale:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 

@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
     head_chunks: tuple[int, ...]  # vocabulary columns computed at a time
 
 
-# Workload W1 has long observations, workload W2 short ones, as of a small grid.
+# Workload W1 has long observations. Workload W2 has short observations, such as small grids.
 GPU_SIZES = Sizes(
     shape=QWEN,
     num_groups=8,
@@ -272,7 +272,7 @@ def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
 
 
 def play_turns(engine: Engine, sizes: Sizes, response_tokens: int) -> None:
-    """Play two turns of every trajectory, with an observation of W2's length between."""
+    """Play two turns of every trajectory, with an observation of W2's length between them."""
     histories = {}
     for key, trajectory in enumerate(workload(sizes, sizes.later_tokens["W2"])):
         histories[key] = list(trajectory.first_prompt_ids)

@@ -26,8 +26,8 @@ TRL_ITERATIONS = 4
 def iteration(config: Config, repeats: int) -> Rows:
     """Measure one iteration: sample replies to a Bandit prompt, and take an optimizer step on all.
 
-    A measurement of train.py is the median of three iterations after a warm-up, of TRL the mean of
-    four. The numbers of sampled tokens must agree within 5 %.
+    A measurement of train.py is the median of three iterations after a warm-up. A measurement of
+    TRL is the mean of four iterations. The numbers of sampled tokens must agree within 5 %.
     """
     num_replies = config.num_groups * config.group_size
     num_sampled: list[float] = []  # tokens in an iteration of train.py

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
 def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.device) -> None:
     """Measure the cases that are new or waiting.
 
-    A piece with vLLM measures one case, because vLLM cannot start twice in a process.
+    A piece with vLLM measures one case in a process, because vLLM cannot start twice in it.
     """
     todo = [name for name in cases if results.state(piece, name) in ("", "waiting")]
     for name in todo:

@@ -42,7 +42,7 @@ def read_random_model(argv: list[str]) -> tuple[str, int | None]:
 
 
 if __name__ == "__main__":
-    run_main(read_random_model, kind=None)  # before the slow imports
+    run_main(read_random_model, kind=None)  # reports mistakes before the slow imports
 
 import shutil
 

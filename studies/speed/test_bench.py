@@ -1,4 +1,4 @@
-"""Tests of the benchmarks bench*.py.
+"""Tests of bench.py and its benchmarks.
 
 python -m pytest -q studies/speed/test_bench.py
 """
