@@ -155,7 +155,7 @@ class TextWorld(World):
     # ---------- texts
 
     def statements(self) -> list[str]:
-        """Describe the visible facts of the game in sentences like those of worlds/quest.py."""
+        """Return sentences such as "Room kitchen." about the visible facts of the game."""
         infos = self.game.infos
         facts = []
         for fact in self.state.state.facts:
