@@ -132,7 +132,7 @@ def find_game(name: str) -> dict[str, Any]:
 
 
 def make_game(name: str, arguments: dict[str, Any]) -> Any:
-    """Make a game of GEM. Call `reset` with a seed next, because the game starts at random."""
+    """Make a game of GEM. Its first state is random, so call `reset` with a seed next."""
     from gem.envs.registration import make
 
     module_name = MODULES_WITH_WORDS.get(kind_of(name))

@@ -185,7 +185,7 @@ class Household(World):
 
         The steps are to hold the thing, to treat it if the task says so, and to store it in the
         target. A stored thing counts as held. The task `two` has these steps for both things. The
-        task `light` has two steps in this order: hold the thing, then be at the lamp while it is on.
+        task `light` has two steps in this order: hold the thing, then be at the lit lamp.
         """
         if self.lamp:
             return self._reading_progress(facts)
