@@ -1,1 +1,1 @@
-"""Environments, and planners for FrozenLake and Sokoban."""
+"""Environments, and modules that environments use."""

@@ -13,7 +13,7 @@ class Bandit(Env):
     The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
     """
 
-    # option `pair` -> low arm/high arm of each game
+    # option `pair` -> pairs LOW ARM/HIGH ARM; each game draws one pair
     PAIRS = {
         "phoenix": "Phoenix/Dragon",
         "trader": "Trader/Librarian",

@@ -1,4 +1,6 @@
-"""Documents that `Index` searches: 60 bundled towns, or the lines of a user's JSON-lines file.
+"""Documents that `Index` searches: 60 bundled towns, or the items and passages of a user's file.
+
+The file has JSON lines. It may also have questions about the documents.
 
 A line of the file is one of these objects:
 
@@ -6,7 +8,8 @@ A line of the file is one of these objects:
     {"title": "The Nile", "text": "The Nile is ..."}         a passage
     {"question": "Where does the Nile end?", "answer": "the Mediterranean"}
 
-A question may have "steps": the first calls of a demonstration, such as ["search Nile"].
+An "answer" may be a list of right answers. A question may have "steps": the first calls of a
+demonstration, such as ["search Nile"].
 """
 
 from configurator import UserError, describe_line_error, printable
@@ -146,7 +149,9 @@ def read_row(line: bytes) -> Document | Question:
 
 
 def read_steps(value: object) -> tuple[str, ...]:
-    """Read the steps of a question. Raises: ValueError for other calls than search and calc."""
+    """Read the steps of a question.
+
+    Raises: ValueError unless they are a list of legal calls of search and calc."""
     if not isinstance(value, list):
         raise ValueError(f"steps must be a list of calls, got {printable(repr(value), limit=50)}")
     steps = []

@@ -48,7 +48,7 @@ class Gem(Hub):
         with self.isolation.run():
             defaults = find_game(name)
         self.arguments = REPAIRS.get(name, {}) | parse_settings(settings)
-        # GEM draws arguments that are None anew for each game, so the rules vary.
+        # For each game GEM draws the arguments that are None, so the rules vary.
         self.has_fixed_rules = None not in (defaults | self.arguments).values()
         self.kind = KINDS.get(kind_of(name), OTHER)
 
@@ -132,7 +132,7 @@ def find_game(name: str) -> dict[str, Any]:
 
 
 def make_game(name: str, arguments: dict[str, Any]) -> Any:
-    """Make a game of GEM. Call `reset` with a seed next, because the game starts at random."""
+    """Make a game of GEM. Its first state is random, so call `reset` with a seed next."""
     from gem.envs.registration import make
 
     module_name = MODULES_WITH_WORDS.get(kind_of(name))
@@ -337,8 +337,8 @@ def plan_word(game: Any) -> list[str]:
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
     """Return a mark for each sign of a guess, as in Wordle.
 
-    G: the secret has the sign in this place. Y: the secret has the sign in another place that no
-    other mark counts. X: otherwise.
+    G: the secret has the sign in this place. Y: the secret has the sign in another place, which no
+    G and no earlier Y uses. X: otherwise.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']

@@ -29,7 +29,10 @@ SUCCESSES = ("reward", "end", "limit")
 
 
 class Known(NamedTuple):
-    """Texts and settings of an environment that needs no options; see `Gymnasium`."""
+    """Texts and settings of an environment that needs no options.
+
+    `names`, `values` and `success` are defaults of the options of `Gymnasium` with these names.
+    """
 
     names: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
@@ -196,7 +199,7 @@ class Gymnasium(Hub):
 
     def _named_numbers(self, observation: Any) -> str:
         decode = getattr(self.game.unwrapped, "decode", None)
-        if decode and len(self.values) > 1:  # Taxi
+        if decode and len(self.values) > 1:  # as in Taxi, one number holds several values
             observation = list(decode(observation))
         numbers = flatten(observation)
         if len(numbers) > MAX_NUMBERS:

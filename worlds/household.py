@@ -60,7 +60,7 @@ START = "the middle of the room"
 
 
 class Household(World):
-    """A room with numbered places. The player sees what is at one place and carries one thing."""
+    """A room with numbered places. The player sees one place and carries at most one thing."""
 
     def __init__(self, *, task: str = "all", things: int = 8, show: str = "none", **common):
         super().__init__(show=show, **common)
@@ -184,8 +184,8 @@ class Household(World):
         """Return the share of the task's steps that are done, 0..1.
 
         The steps are to hold the thing, to treat it if the task says so, and to store it in the
-        target. A stored thing counts as held. The task with the lamp has two steps: hold the thing,
-        and be at the lamp while it is on.
+        target. A stored thing counts as held. The task `two` has these steps for both things. The
+        task `light` has two steps in this order: hold the thing, then be at the lit lamp.
         """
         if self.lamp:
             return self._reading_progress(facts)

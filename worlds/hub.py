@@ -72,7 +72,7 @@ class Isolation:
 
 
 class Hub(Env):
-    """An environment of a hub. An instance is the seed of a game.
+    """An environment of a hub. An instance holds the seed of a game.
 
     With `splits=seen`, games of different splits have different first observations. If too few
     first observations exist (`has_few_starts`), the splits share them. With `splits=seed`, for
@@ -91,7 +91,7 @@ class Hub(Env):
 
     @classmethod
     def can_run_programs(cls, options: dict[str, str]) -> bool:
-        """Return True also if a setting is not numeric, because a hub may execute texts."""
+        """Whether the class runs programs, or a setting is not numeric: a hub may execute texts."""
         settings = parse_settings(options.get("settings", ""))
         return cls.runs_programs or not all(map(is_numeric, settings.values()))
 
@@ -106,7 +106,7 @@ class Hub(Env):
         return self.splits == "seen" and has_few_starts(self.spec)
 
     def begin_or_break(self, seed: int) -> str:
-        """Like `begin`, but raise BrokenGame for any error of the hub's code."""
+        """Call `begin`. Raises: BrokenGame for any error of the hub's code."""
         try:
             return self.begin(seed)
         except UserError:
@@ -182,7 +182,7 @@ def parse_settings(text: str) -> dict[str, Any]:
 
 
 def is_numeric(value: Any) -> bool:
-    """Whether a value is a number, True, False, None, or a list of them."""
+    """Whether a value is a number, True, False, None, or a list or tuple of such values."""
     if isinstance(value, (list, tuple)):
         return all(map(is_numeric, value))
     return value is None or isinstance(value, (bool, int, float))

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MAX_STEPS = 200  # steps of a call; the functions of `repair.py` need a third of them
+MAX_STEPS = 200  # steps of a call; the right functions of `repair.py` need at most 64
 MAX_NUMBER = 10**6  # largest absolute value of a result
 MAX_LENGTH = 64  # numbers in a list
 

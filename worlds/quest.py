@@ -1,4 +1,4 @@
-"""Quest: find an item in a house and put it somewhere, as in TextWorld."""
+"""Quest: find an item in a house, and take it or put it somewhere, as in TextWorld."""
 
 from configurator import UserError
 

@@ -32,8 +32,8 @@ SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
-# acre makes all its questions at the start, and word_ladder limits their number. So the adapter
-# makes a dataset for each of their questions.
+# acre makes all questions of a dataset at the start. word_ladder limits the questions of a dataset.
+# So the adapter makes a new dataset for each question of acre or word_ladder.
 ONE_BY_ONE = ("acre", "word_ladder")
 # These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (
@@ -56,7 +56,7 @@ WITH_FORMULAS = (
 FUNCTIONS = (  # in a formula
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs erf Ei Si Ci li"
 ).split()
-SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()  # see `grows`
+SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()  # they never grow like exp
 MAX_FORMULA = 300  # characters
 MAX_EXPONENT = 100  # absolute value
 MAX_TERMS = 200  # terms that a formula may have after it is multiplied out
@@ -183,7 +183,7 @@ class ReasoningGym(Hub):
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if there is no dataset `name`, or if this process cannot use the dataset."""
+    """Raise UserError if dataset `name` does not exist, is refused, or needs a fixed hash seed."""
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
@@ -288,13 +288,15 @@ def value_of(number: ast.expr) -> Fraction:
 def num_terms(node: ast.expr) -> int:
     """Return the largest number of terms that an expression can have once multiplied out.
 
-    An expression without names is one term. A function is two, because sympy also rewrites it.
+    An expression without names is one term. A call of a function is two terms, because sympy also
+    rewrites it.
     """
     if isinstance(node, ast.UnaryOp):
         return num_terms(node.operand)
     if isinstance(node, ast.Call):
         return 2
-    has_names = any(isinstance(part, ast.Name) for part in ast.walk(node))  # functions, too
+    # names of variables or functions
+    has_names = any(isinstance(part, ast.Name) for part in ast.walk(node))
     if not isinstance(node, ast.BinOp) or not has_names:
         return 1
     left = num_terms(node.left)

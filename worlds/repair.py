@@ -141,8 +141,8 @@ class Repair(Env):
 
     The policy can run 4 of the 10 tests. The 6 hidden tests decide about success.
 
-    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays 1 if all pass, 0 if no
-    more pass than of the faulty code, and is linear in between.
+    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays 1 if all pass, and 0 if the
+    faulty code passes as many tests or more. In between, the reward is linear.
     """
 
     def __init__(self, *, reward: str = "binary", **common):
@@ -308,7 +308,7 @@ def run_tests(code: str, title: str, k: int) -> list[Result]:
 
 @lru_cache(maxsize=1024)
 def faults(title: str, k: int) -> list[str]:
-    """Return all faulty versions of a function that fail a visible and a hidden test.
+    """Return all faulty versions of a function that fail at least one visible and one hidden test.
 
     A faulty version has one operator replaced as in SWAPS, or one number changed by 1.
     """

@@ -15,8 +15,8 @@ import numpy as np
 
 from envs import Env, Move
 
-FACES = "URFDLB"  # up, right, front, down, left, back; stickers at the places 0 to 23
-# A cube is a text: for each place, the face to which its sticker belongs.
+FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, down, left, back
+# A cube is a text: for each of the 24 places, the face to which its sticker belongs.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
 # A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. Places
@@ -52,7 +52,7 @@ SOURCES = _sources()
 class Rubik(Env):
     """Turn faces until every face has one colour.
 
-    A game starts with a solved cube that was turned 1 to `scramble` times at random.
+    At the start, 1 to `scramble` random turns have scrambled the cube.
     """
 
     actions = tuple(SOURCES)

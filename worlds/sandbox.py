@@ -1,7 +1,8 @@
 """A sandbox for shell commands that a policy writes.
 
-A command runs in its own Linux namespaces, without network. It cannot see other processes. It can
-read the system folders and the Python interpreter, and can change the folder of its task.
+By default, a command runs in its own Linux namespaces, without network. It cannot see other
+processes. It can read the system folders and the Python interpreter. It can change the folder of
+its task, and has an empty /tmp of its own.
 """
 
 import errno
@@ -146,7 +147,7 @@ def _run(arguments: list[str], folder: str, stdin: IO, output: IO) -> int | None
     """Run a process, and kill its process group afterwards.
 
     Returns: the exit status; None if the process was killed after MAX_SECONDS.
-    Raises: FolderFull if the folder becomes too large."""
+    Raises: FolderFull if the folder becomes too large or too deep."""
     process = subprocess.Popen(
         arguments,
         cwd=folder,

@@ -124,7 +124,9 @@ class Sudoku(Env):
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
-        """Write the first sure digit, else the lowest digit that fits the first empty cell."""
+        """Write the first sure digit, else the lowest digit that fits the first empty cell.
+
+        On a full board take the first cell that was not given. If no digit fits, write 1."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]

@@ -286,7 +286,9 @@ def _check_row(line: str) -> dict:
 
 
 def _mistakes_in(row: dict) -> Iterator[str]:
-    """Yield a sentence for each illegal value, because values become parts of shell commands."""
+    """Yield a sentence for each illegal value.
+
+    Values become parts of shell commands, so an illegal value could run other commands."""
     for key, kind in ROW_TYPES.items():
         texts = row[key] if kind is list else [row[key]]
         if not all(isinstance(text, str) and _is_plain_text(text) for text in texts):

@@ -26,12 +26,15 @@ MAX_PLAN_LENGTH = 99
 
 
 class World(Env):
-    """A game whose state is a dict of facts. The dict is empty in `TextWorld` and `ALFWorld`.
+    """A game whose state is a dict of facts.
+
+    In `TextWorld` and `ALFWorld` the dict is empty, because the original package keeps the state.
 
     A subclass defines:
     - `effects`: returns all possible commands with the facts that they change. Given `only`,
       `effects` may leave out commands that a shortest plan does not need.
     - `relevant`: returns the things that matter in a shortest plan; `search` passes them as `only`.
+      A subclass with its own `search` needs no `relevant`.
     - `progress`: returns the share of the task that is done, 0..1.
     - `_start`: sets up an instance and ends with a call of `_open`.
     """

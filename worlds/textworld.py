@@ -86,7 +86,7 @@ class TextWorld(World):
         self.options = (game, w, o, q, rewards, goal)
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw the seed of a game. `_start` makes the game, because that takes half a second."""
+        """Draw the seed of a game. Making the game takes half a second, so `_start` does it."""
         return ("textworld", *self.options, int(rng.integers(2**31)))
 
     def _start(self, instance: tuple) -> None:
@@ -155,7 +155,7 @@ class TextWorld(World):
     # ---------- texts
 
     def statements(self) -> list[str]:
-        """Describe the visible facts of the game in sentences like those of worlds/quest.py."""
+        """Return sentences such as "Room kitchen." about the visible facts of the game."""
         infos = self.game.infos
         facts = []
         for fact in self.state.state.facts:
