@@ -1,4 +1,4 @@
-"""Tests of metrics.py: the metrics of an iteration, their groups, and the page of metrics."""
+"""Tests of support/metrics.py, and of the metrics of an iteration."""
 
 from configurator import Config
 
@@ -69,7 +69,8 @@ def test_groups_of_names():
 
 
 def test_metrics_of_an_iteration_by_hand():
-    """Four groups of two trajectories. One has an error, and the filter keeps one of the others."""
+    """Four groups have two trajectories each. One group has an error. The filter keeps one of the
+    other three groups."""
     first, second = two_trajectories()  # scores 0.9 and 0
     good = [first, second, second, second, first, first]
     sampled = [*good, replace(first, status="error"), first]

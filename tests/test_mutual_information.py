@@ -1,4 +1,4 @@
-"""Tests of support/mutual_information.py: thoughts, metrics worked out by hand, blind policies."""
+"""Tests of support/mutual_information.py."""
 
 import doctest
 import json

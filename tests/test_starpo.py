@@ -118,6 +118,7 @@ def test_small_true_variance_survives():
         ),
         ("dr_grpo", [-2, 0, 2, -1, -1, 2]),
         ("reinforce_plus_plus_baseline", [-2, 0, 2, -1, -1, 2]),
+        # rloo subtracts the mean of the other scores of the group:
         # 0 - (2 + 4) / 2, 2 - (0 + 4) / 2, 4 - (0 + 2) / 2
         # -2 - (-2 + 1) / 2 twice, 1 - (-2 - 2) / 2
         ("rloo", [-3, 0, 3, -1.5, -1.5, 3]),
@@ -521,7 +522,8 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 
 
 def episodes(dense=True):
-    """If `dense`, each token has a reward, as with KL in the reward."""
+    """Return rewards and values of tokens. If `dense`, each token has a reward, as with KL in the
+    reward."""
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
@@ -1025,7 +1027,8 @@ def test_k1_and_k3_have_the_kl_as_expectation():
 
 
 def expected_loss_gradient(estimator):
-    """Return E_{y ~ p} [gradient of the estimator at y in the logits], with p detached."""
+    """Return the expected gradient of the estimator with respect to the logits, for samples from a
+    detached p."""
     logits, logprobs, ref = enumerated_policy()
     p = logprobs.exp().detach()
     (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().backward()
