@@ -45,9 +45,9 @@ def test_names_that_depend_on_the_settings():
 def test_names_of_the_collapse_metrics():
     groups = metric_groups(Config())
     collapse = [name for name, group in groups.items() if group == "collapse"]
-    # regime and valid_thinking_rate; for first and for sampled thoughts: pairs and mi_bound, five
-    # values per token and five per thought, two moving averages, three retrieval metrics for each
-    # of four k
+    # Two names are regime and valid_thinking_rate. First thoughts and sampled thoughts each have
+    # pairs and mi_bound, five values per token and five per thought, two moving averages, and three
+    # retrieval metrics for each of four k.
     assert len(collapse) == 2 + 2 * (2 + 10 + 2 + 12)
     assert {"mi_seq_first", "mi_zscore_ema_sampled", "retrieval_above@8_first"} <= set(collapse)
 

@@ -356,7 +356,7 @@ ORDERS = {
     "highest score first": [1, 0, 2, 3],
     "shortest first": [3, 2, 0, 1],
     "longest first": [0, 1, 2, 3],
-    # their mean surprise in nats: 2; (0 + 1.5 + 3 + 0.25 + 0.35) / 5 = 1.02; 0.5; none
+    # their mean surprises in nats are 2, (0 + 1.5 + 3 + 0.25 + 0.35) / 5 = 1.02, 0.5 and none
     "most surprising first": [0, 1, 2, 3],
     "least surprising first": [3, 2, 1, 0],
 }
