@@ -1,4 +1,4 @@
-"""Helpers for tests of environments: specs, boards drawn by hand, players, comparisons of means."""
+"""Helpers for tests of environments."""
 
 from configurator import Config
 
@@ -132,7 +132,7 @@ def symbols_seen(spec, seeds):
 
 
 def neighbours(board, symbol, border):
-    """Return the symbols above, below, left and right of `symbol`; `border` outside the board."""
+    """Return the symbols above, below, left and right of `symbol`. `border` surrounds the board."""
     lines = board.split("\n")
     edge = border * (len(lines[0]) + 2)
     rows = [edge, *(border + line + border for line in lines), edge]
@@ -192,8 +192,8 @@ def success_rate(env, instance, choose, games, seed):
 def assert_mean(values, reference, reference_values=256):
     """Assert that the mean of `values` is within 3.5 combined standard errors of `reference`.
 
-    `reference` is a mean over 256 instances of RAGEN's generator. The std of `values` serves for
-    both samples.
+    `reference` is a mean over `reference_values` instances of RAGEN's generator. Their std is taken
+    to be that of `values`.
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)
@@ -202,8 +202,10 @@ def assert_mean(values, reference, reference_values=256):
 
 
 def assert_fraction(hits, reference, reference_values=256):
-    """Do what `assert_mean` does for fractions, with a pooled std: a fraction of 0 or 1 has std
-    0."""
+    """Assert that the share of `hits` is within 3.5 combined standard errors of `reference`.
+
+    The std is pooled, because hits that are all equal have a std of 0.
+    """
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), reference_values
     pooled = (hits.sum() + m * reference) / (n + m)

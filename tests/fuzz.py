@@ -76,7 +76,7 @@ class Script:
 
 
 def tokens_of(chat, pieces):
-    """Return the token ids of `pieces`, and check that no text becomes a start or end mark."""
+    """Return the token ids of `pieces`. Check that no text forges the start or end of a message."""
     ids = []
     for piece in pieces:
         if not isinstance(piece, str):

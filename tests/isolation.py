@@ -1,6 +1,6 @@
 """Keep the tests away from the runs, home folder, caches and settings of the user.
 
-Import this file first: libraries such as huggingface_hub read these variables when imported.
+Import this file first: libraries such as huggingface_hub read environment variables when imported.
 """
 
 import os

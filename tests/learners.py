@@ -86,7 +86,10 @@ def weighted(experience):
 
 
 def both_losses(learner, batch, experience):
-    """Yield (loss, metrics) of the policy, then of the critic. The caller must call backward()."""
+    """Yield (loss, metrics) of the policy, then of the critic if there is one.
+
+    The caller must call backward().
+    """
     num_tokens = len(experience.advantages)
     yield train.policy_loss(learner, batch, weighted(experience), num_tokens)
     if learner.critic:

@@ -1,5 +1,5 @@
 """
-Tests that two ranks compute the same as one process. test_parallel.py runs them:
+Tests of two ranks that train with FSDP2. test_parallel.py runs them:
 
     torchrun --standalone --nproc_per_node=2 -m pytest -q tests/ranks_fsdp.py
 """

@@ -204,7 +204,7 @@ def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, p
 
 
 def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
-    """Samples may differ only where the two best logits nearly tie."""
+    """Tokens may differ only where the two best logits nearly tie."""
     config = replace(CONFIG, engine="torch")
     torch_engine = make_engine(config, load_model(str(trained_folder))[0], chat)
     assert isinstance(torch_engine, TorchEngine)

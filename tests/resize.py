@@ -1,8 +1,8 @@
 """
 Train for three iterations with 2, 1 and 2 ranks and restarts in between.
 
-The losses must equal those of an uninterrupted run on one rank, which replays the trajectories.
-test_parallel.py runs this file:
+This run replays the trajectories of an uninterrupted run on one rank. The losses of both runs must
+be equal. test_parallel.py runs this file:
 
     python tests/resize.py MODEL FOLDER
 """

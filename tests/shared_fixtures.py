@@ -13,8 +13,8 @@ import isolation
 import pytest
 import torch
 
-# Fixtures import slow modules other than torch. With one thread, sums are always added in the same
-# order.
+# Slow modules other than torch are imported inside the fixtures that use them. With one thread,
+# sums are always added in the same order.
 torch.set_num_threads(1)
 # Background jobs of a shell ignore Ctrl-C, which some tests send to child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)

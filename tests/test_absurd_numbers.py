@@ -1,4 +1,5 @@
-"""Tests that extreme settings, also nan and inf, are usable or refused in one sentence."""
+"""Tests that extreme numbers in settings, such as nan and inf, work or give a one-sentence
+error."""
 
 from configurator import (
     LARGEST,

@@ -1,5 +1,5 @@
 """
-Tests of env=alfworld. Most of them need the package alfworld.
+Tests of env=alfworld. Most of them need the package alfworld, which this command installs:
 
     make test-extras
 """

@@ -188,7 +188,7 @@ def test_a_run_says_it_once_and_at_its_end():
     history = [NO_CUTS] * 2 + [ALL_CUT] * 3 + [NO_CUTS] + [ALL_CUT]
     told = [budget_warning(history[:n]) for n in range(1, len(history) + 1)]
     assert told == ["", "", RAISE_REPLY, "", "", "", ""]
-    # an older version counted no cuts
+    # rows of an older version do not count cut replies
     assert budget_summary([{}] * 3) == budget_summary([]) == ""
     # Only the last 10 rows count. In 9 of these rows, all replies were cut off.
     wanted = RAISE_REPLY.replace("100%", "90%")

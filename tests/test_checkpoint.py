@@ -1,4 +1,4 @@
-"""Tests of checkpoint.py: which files are kept, damaged files, full disks, background saves."""
+"""Tests of support/checkpoint.py."""
 
 from configurator import UserError
 

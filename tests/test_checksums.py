@@ -1,4 +1,4 @@
-"""Tests of checksums.py: damage to logs and models is found."""
+"""Tests that damage to logs, models and the best policy is found."""
 
 from configurator import UserError
 

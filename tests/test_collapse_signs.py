@@ -1,4 +1,4 @@
-"""Tests of collapse_signs.py on made-up metrics: regimes, signs of collapse, early stops."""
+"""Tests of support/collapse_signs.py on made-up metrics."""
 
 import math
 

@@ -115,11 +115,12 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     grpo, rloo = two_arms
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    # Differences of the seeds: 2/8, 4/8, 6/8, mean 0.5, std 0.25; Student's t of three seeds:
-    # 4.3027.
+    # The differences of the seeds, 2/8, 4/8 and 6/8, have mean 0.5 and std 0.25. Student's t of
+    # three seeds is 4.3027.
     seeds_part = 4.3027 * 0.25 / math.sqrt(3)  # 0.62104
-    # Mean differences of the prompts: 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0. The interval appends -1 and
-    # 1. The ten values have mean 0.4, mean square (2 + 8/9 + 2/9 + 2) / 10, variance 0.35111.
+    # The mean differences of the prompts are 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0. The interval appends
+    # -1 and 1. The ten values have mean 0.4, mean square (2 + 8/9 + 2/9 + 2) / 10, variance
+    # 0.35111.
     prompts_part = 1.959964 * math.sqrt(0.351111 / 10)  # 0.36725
     half_width = math.hypot(seeds_part, prompts_part)  # 0.72150
     assert 0.5 - half_width == pytest.approx(-0.2215, abs=1e-4)

@@ -493,7 +493,8 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
-    # One step per iteration, as config/frozenlake_ppo.py says.
+    # The filter keeps a quarter of 128 trajectories, so an iteration has one optimizer step.
+    # guess_grpo keeps half of 256, so it has four.
     num_trajectories = {"guess_grpo": 256}.get(name, 128)
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 

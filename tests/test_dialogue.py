@@ -1,4 +1,4 @@
-"""Tests of dialogue.py: rewards for thoughts, games by hand."""
+"""Tests of rewards for thoughts, and of tools/play.py."""
 
 from configurator import Config
 

@@ -1,4 +1,4 @@
-"""Tests of envs.py and support/mixtures.py: specs, options, errors, splits, groups."""
+"""Tests of envs.py and support/mixtures.py."""
 
 from configurator import Config
 

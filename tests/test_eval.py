@@ -194,7 +194,8 @@ def test_prompts_may_have_different_numbers_of_samples():
 
 
 def test_rows_are_paired_with_one_of_them():
-    """Row p has the rates 1, 0.5 and 0, row q 0.5, 0 and 0, so their mean difference is 1/3."""
+    """Row p has the rates 1, 0.5, 0. Row q has the rates 0.5, 0, 0. Their mean difference is
+    1/3."""
     models = {"m": ["11", "11", "11"], "n": ["00", "00", "00"]}
     players = {"p": ["11", "10", "00"], "q": ["10", "00", "00"], "r": ["00", "00", "00"]}
     rows = {}

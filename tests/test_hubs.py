@@ -1,7 +1,7 @@
 """
 Tests of the adapters to GEM, reasoning-gym and gymnasium.
 
-Many tests use fakes of these packages that behave badly. The others need the packages:
+Many tests use fakes of these packages. Some need the packages, which this command installs:
 
     make test-hubs
 """

@@ -1,4 +1,4 @@
-"""Tests of log.py: metrics.jsonl and TensorBoard's event files agree, also after a resume."""
+"""Tests of support/log.py: metrics.jsonl and TensorBoard's event files."""
 
 import doctest
 import os

@@ -71,7 +71,7 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
         ([0.25], True, "dense", 1, [1]),
-        # Progress is paid at turn 2, the second with a positive reward, and at the last turn.
+        # Progress is paid at the second turn with a positive reward, and at the last turn.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
         ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),
@@ -89,7 +89,7 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
         ([2, 4, 1], False, [-1, 3 / 2]),
-        # A state without a plan counts as distance 4, twice the first.
+        # A state without a plan counts as twice the first distance, here 2 * 2.
         ([2, None, None], False, [-1, 0]),
         ([3, None, 1], False, [-1, 5 / 3]),
         ([3, 0], True, [1]),
@@ -542,7 +542,7 @@ def test_missing_groups_and_candidates_by_hand():
     assert methods.num_missing_groups(std, 4) == 1
     assert methods.num_missing_groups(std, 3) == methods.num_missing_groups(std, 2) == 0
     assert methods.candidate_groups(std, 2).tolist() == [1, 3]
-    # groups 1, 3 and 4 have variance; 0 fills up
+    # Groups 1, 3 and 4 have variance. Group 0 has none, and fills the fourth place.
     assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]
     assert methods.candidate_groups(std, 5).tolist() == [0, 1, 2, 3, 4]
     assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""Tests of metrics.py: the metrics of an iteration, their groups, and the page of metrics."""
+"""Tests of support/metrics.py, and of the metrics of an iteration."""
 
 from configurator import Config
 
@@ -45,9 +45,9 @@ def test_names_that_depend_on_the_settings():
 def test_names_of_the_collapse_metrics():
     groups = metric_groups(Config())
     collapse = [name for name, group in groups.items() if group == "collapse"]
-    # regime and valid_thinking_rate; for first and for sampled thoughts: pairs and mi_bound, five
-    # values per token and five per thought, two moving averages, three retrieval metrics for each
-    # of four k
+    # Two names are regime and valid_thinking_rate. First thoughts and sampled thoughts each have
+    # pairs and mi_bound, five values per token and five per thought, two moving averages, and three
+    # retrieval metrics for each of four k.
     assert len(collapse) == 2 + 2 * (2 + 10 + 2 + 12)
     assert {"mi_seq_first", "mi_zscore_ema_sampled", "retrieval_above@8_first"} <= set(collapse)
 
@@ -69,7 +69,8 @@ def test_groups_of_names():
 
 
 def test_metrics_of_an_iteration_by_hand():
-    """Four groups of two trajectories. One has an error, and the filter keeps one of the others."""
+    """Four groups have two trajectories each. One group has an error. The filter keeps one of the
+    other three groups."""
     first, second = two_trajectories()  # scores 0.9 and 0
     good = [first, second, second, second, first, first]
     sampled = [*good, replace(first, status="error"), first]

@@ -44,7 +44,7 @@ def packed(sequences):
     )
 
 
-# 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13 in one batch, with common prefixes once
+# A batch of 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13. Common prefixes are stored once.
 SHARED = PackedBatch(
     torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]),
     torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),
@@ -400,7 +400,8 @@ def test_chunked_logprobs_against_finite_differences():
 
 
 def test_chunked_logprobs_by_hand():
-    # logits (0, ln 3): p = (1/4, 3/4); at temperature 0.5 (0, 2 ln 3): p = (1/10, 9/10)
+    # The logits (0, ln 3) give p = (1/4, 3/4). At temperature 0.5 they are (0, 2 ln 3) and give p =
+    # (1/10, 9/10).
     hidden = torch.tensor([[1.0]])
     weight = torch.tensor([[0.0], [1.0986123]])
     targets = torch.tensor([1])

@@ -75,7 +75,8 @@ def two_turns(chat, first_ids, second_ids):
 
 
 def random_trajectories(chat, vocab_size):
-    """Return four conversations with random response ids; some ids may lack a token.
+    """Return four conversations with random response ids. The tokenizer may have no token for some
+    ids.
 
     The first three share their first prompt, so packing computes it once.
     """

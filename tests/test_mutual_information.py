@@ -1,4 +1,4 @@
-"""Tests of support/mutual_information.py: thoughts, metrics worked out by hand, blind policies."""
+"""Tests of support/mutual_information.py."""
 
 import doctest
 import json
@@ -210,7 +210,7 @@ def test_three_thoughts_of_two_prompts_by_hand():
 
 def test_retrieval_by_rank():
     # Ranked by log-prob, the own prompt of thought 0 is third of three, and the own prompt of
-    # thought 1 second. The own prompt of thought 2 ties for second and third place.
+    # thought 1 is second. The own prompt of thought 2 ties for second and third place.
     found = metrics_of(log([0.1, 0.3, 0.2], [0.2, 0.2, 0.5], [0.3, 0.1, 0.2]), [0, 1, 2])
     assert found["retrieval@1"] == 0 and found["retrieval_chance@1"] == pytest.approx(1 / 3)
     assert found["retrieval@2"] == pytest.approx((0 + 1 + 1 / 2) / 3)

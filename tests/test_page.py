@@ -1,5 +1,4 @@
-"""Tests, in a browser, of the page that tools/view.py writes. Without a browser they are
-skipped."""
+"""Tests of the page that tools/view.py writes, in a browser. They are skipped without a browser."""
 
 import json
 import re
@@ -200,8 +199,8 @@ def test_slips_faults_and_credit_are_shown(page):
     assert page.locator(".fact").all_text_contents()[-1] == "✓ valid"
     note = "The filter kept this group: the standard deviation of its scores is 0.5. "
     assert texts_of(page, "#filter-note") == [f"{note}It kept 1 of 8 groups."]
-    # The largest advantage of the group, 1.5, has a bar of half the width. A card shows turn 2, or
-    # an earlier last turn.
+    # The largest advantage of the group, 1.5, has a bar of half the width. A card shows the
+    # selected turn, turn 2. If a game ended earlier, its card shows its last turn.
     widths = "all => all.map(fill => Math.round(parseFloat(fill.style.width)))"
     assert page.locator(".turns .bar i").evaluate_all(widths) == [50, 17]
     assert page.locator(".card .bar").evaluate_all("all => all.map(bar => bar.className)") == [
@@ -357,7 +356,7 @@ ORDERS = {
     "highest score first": [1, 0, 2, 3],
     "shortest first": [3, 2, 0, 1],
     "longest first": [0, 1, 2, 3],
-    # their mean surprise in nats: 2; (0 + 1.5 + 3 + 0.25 + 0.35) / 5 = 1.02; 0.5; none
+    # their mean surprises in nats are 2, (0 + 1.5 + 3 + 0.25 + 0.35) / 5 = 1.02, 0.5 and none
     "most surprising first": [0, 1, 2, 3],
     "least surprising first": [3, 2, 1, 0],
 }

@@ -1,4 +1,4 @@
-"""Tests of quoted paths, whose characters may separate environments, options or models."""
+"""Tests that quoted paths may hold characters that separate environments, options or models."""
 
 from configurator import UserError
 

@@ -74,7 +74,8 @@ def commands():
 
 
 def command_words(text):
-    """Return the words from the first that is in STARTS on, or [] if the text is no command."""
+    """Return the words of a command, which begins with a word of STARTS. Return [] if the text has
+    none."""
     words = []
     for word in re.findall(r'--\w+="[^"]*"|\S+', text.replace('ARGS="', "ARGS= ")):
         is_quoted = word.startswith("--") and '="' in word
@@ -99,8 +100,11 @@ def read_torchrun(arguments):
 
 
 def script_of(words):
-    """Return (name of the module, its arguments), or ("", words) for other programs than Python and
-    torchrun."""
+    """Return (name of the module, its arguments).
+
+    Return ("", words) for programs other than Python and torchrun, and if the installed torchrun
+    does not know an option.
+    """
     if words[0] == "torchrun":
         launch = read_torchrun(words[1:])
         if launch is None:

@@ -1,4 +1,4 @@
-"""Tests of faults in whole runs: kills, full disks, damaged checkpoints, broken environments."""
+"""Tests of faults in whole runs, such as kills, full disks and broken environments."""
 
 from configurator import UserError
 

@@ -1,4 +1,4 @@
-"""Tests of rollout.py: sampled tokens, masks and prompts token by token, schedules, limits.
+"""Tests of rollout.py and of the torch engine.
 
 A forward pass of the Hugging Face model is the reference for tokens and log-probs.
 """

@@ -328,7 +328,9 @@ def test_the_folders_in_memory_hold_few_files(tmp_path):
 
 
 def hostile_checkout(folder, settings):
-    """Make a git checkout whose `settings` may run programs, requested by its .gitattributes.
+    """Make a git checkout with git `settings` that may run programs.
+
+    Its .gitattributes asks git to apply filters to all files.
 
     Returns: its folder, its commit, and its files as a dict of texts.
     """

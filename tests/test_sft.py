@@ -1,4 +1,4 @@
-"""Tests of tools/sft.py: optimizers, imitation, files of demonstrations."""
+"""Tests of tools/sft.py."""
 
 from configurator import SftConfig, UserError, load_config
 

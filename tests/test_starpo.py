@@ -61,8 +61,8 @@ def test_doctests():
 
 
 def test_group_stats_by_hand():
-    # group 0: mean 2, unbiased variance ((-2)^2 + 0 + 2^2) / 2 = 4
-    # group 1: mean -1, variance (1 + 1 + 4) / 2 = 3
+    # Group 0 has mean 2 and unbiased variance ((-2)^2 + 0 + 2^2) / 2 = 4.
+    # Group 1 has mean -1 and variance (1 + 1 + 4) / 2 = 3.
     mean, std, best = starpo.group_stats(doubles(0, 2, 4, -2, -2, 1), 3)
     close(mean, [2, -1])
     close(std, [2, math.sqrt(3)])
@@ -111,15 +111,16 @@ def test_small_true_variance_survives():
 @pytest.mark.parametrize(
     "estimator, expected",
     [
-        # group 0: mean 2, std 2; group 1: mean -1, std sqrt(3); 1e-6 is added to the std
+        # Group 0 has mean 2 and std 2. Group 1 has mean -1 and std sqrt(3). 1e-6 is added to a std.
         (
             "grpo",
             [-2 / 2.000001, 0, 2 / 2.000001, *(x / (math.sqrt(3) + 1e-6) for x in (-1, -1, 2))],
         ),
         ("dr_grpo", [-2, 0, 2, -1, -1, 2]),
         ("reinforce_plus_plus_baseline", [-2, 0, 2, -1, -1, 2]),
-        # 0 - (2 + 4) / 2, 2 - (0 + 4) / 2, 4 - (0 + 2) / 2
-        # -2 - (-2 + 1) / 2 twice, 1 - (-2 - 2) / 2
+        # rloo subtracts the mean of the other scores of the group.
+        # Group 0: 0 - (2 + 4) / 2, 2 - (0 + 4) / 2, 4 - (0 + 2) / 2.
+        # Group 1: -2 - (-2 + 1) / 2 twice, 1 - (-2 - 2) / 2.
         ("rloo", [-3, 0, 3, -1.5, -1.5, 3]),
     ],
 )
@@ -162,7 +163,8 @@ def test_group_advantages_without_variance_are_zero(estimator):
 
 
 def test_stats_within_groups_by_hand():
-    # group 4: 1 and 5, mean 3, variance (4 + 4) / 1; group 2: three times 7; group 0: one score
+    # Group 4 has the scores 1 and 5, with mean 3 and variance (4 + 4) / 1.
+    # Group 2 has three times 7. Group 0 has one score.
     scores, groups = doubles(1, 7, 5, 7, 7, -2), torch.tensor([4, 2, 4, 2, 2, 0])
     mean, std, size = starpo._stats_within_groups(scores, groups)
     close(mean, [3, 7, 3, 7, 7, -2])
@@ -172,24 +174,24 @@ def test_stats_within_groups_by_hand():
 
 # ---------- normalised rewards
 
-# trajectories of 2, 1, 2, 1 turns with scores 3, 0, 5, 3
+# Four trajectories have 2, 1, 2, 1 turns and scores 3, 0, 5, 3.
 TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
 NORMALISED_WITHIN = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
 R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
 NORMALISED = [
-    # mean scores: group 1.5 and 4, batch 11 / 4, env 3 and 2.5. The last turn of a trajectory takes
-    # the change of its score.
+    # The mean scores are 1.5 and 4 for group, 11 / 4 for batch, and 3 and 2.5 for env. The last
+    # turn of a trajectory takes the change of its score.
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
     # The stds of the groups are 3 / sqrt(2) and sqrt(2). Rewards are divided by the std of the
     # group, and all scores become +-1 / sqrt(2).
     ("mean_std", "group", [R2 / 3, 1 / R2 - R2 / 3, -1 / R2, 4 / R2, 1 / R2 - 4 / R2, -1 / R2]),
-    # deviations 1/4, -11/4, 9/4, 1/4: variance (1 + 121 + 81 + 1) / 16 / 3 = 17/4
+    # The deviations 1/4, -11/4, 9/4, 1/4 have variance (1 + 121 + 81 + 1) / 16 / 3 = 17/4.
     ("mean_std", "batch", [1 / R6, -0.75 / R6, -2.75 / R6, 4 / R6, -1.75 / R6, 0.25 / R6]),
     # -2.75 / R6 = -1.33 is clipped to -1
     ("asym_clip", "batch", [1 / R6, -0.75 / R6, -1, 4 / R6, -1.75 / R6, 0.25 / R6]),
-    # the first environment has no variance, so its rewards become 0; the other has std 5 / sqrt(2)
+    # The first environment has no variance, so its rewards become 0. The other has std 5 / sqrt(2).
     ("mean_std", "env", [0, 0, -1 / R2, 4 * R2 / 5, 1 / R2 - 4 * R2 / 5, 0]),
 ]
 
@@ -203,8 +205,9 @@ def test_normalize_rewards_by_hand(method, over, expected):
 
 
 def test_asym_clip_by_hand():
-    # eleven zeros and 12: mean 1, variance (11 + 121) / 11 = 12
-    # (12 - 1) / sqrt(12) = 3.18 and 1 / sqrt(12) = 0.29
+    # Eleven zeros and 12 have mean 1 and variance (11 + 121) / 11 = 12.
+    # 12 becomes (12 - 1) / sqrt(12) = 3.18, clipped to 3. 0 becomes -1 / sqrt(12) = -0.29.
+    # With -12, the signs are opposite, and -3.18 is clipped to -1.
     for sign, bound in ((1, 3.0), (-1, -1.0)):
         rewards = starpo.normalize_rewards(
             doubles(*[0] * 11, sign * 12), [1] * 12, torch.zeros(12).long(), "asym_clip"
@@ -321,7 +324,8 @@ def test_filter_count_survives_float_product():
         ("top_p", 5 / 6, {}, [1, 3]),
         ("top_p", 0.84, {}, [0, 1, 3]),
         ("top_p", 1, dict(zero_std=True), [0, 1, 3]),  # three groups have the whole sum
-        # without group 2: e^3, e^2, e^1 have 0.665, 0.245, 0.090 of their sum; with it 0.644, 0.237
+        # Without group 2, e^3, e^2 and e^1 have 0.665, 0.245 and 0.090 of their sum. With group 2,
+        # e^3 and e^2 have 0.644 and 0.237.
         ("top_p_softmax", 0.66, {}, [1]),
         ("top_p_softmax", 0.67, {}, [1, 3]),
         ("top_p_softmax", 0.90, {}, [1, 3]),
@@ -412,10 +416,11 @@ def test_filter_strategies_agree_with_loop(strategy):
 
 
 def test_gae_by_hand():
-    # gamma = 0.5, lam = 0.5, gamma * lam = 0.25. Trajectory 0: V = 1, 2, 4, r = 0, 1, 2
-    # delta = 0 + 0.5 * 2 - 1 = 0, 1 + 0.5 * 4 - 2 = 1, 2 - 4 = -2
-    # A_2 = -2, A_1 = 1 - 0.25 * 2 = 0.5, A_0 = 0 + 0.25 * 0.5 = 0.125
-    # trajectory 1: one token, A = 3 - 1 = 2
+    # gamma = 0.5, lam = 0.5, gamma * lam = 0.25.
+    # Trajectory 0 has V = 1, 2, 4 and r = 0, 1, 2.
+    # delta = 0 + 0.5 * 2 - 1 = 0, 1 + 0.5 * 4 - 2 = 1, 2 - 4 = -2.
+    # A_2 = -2, A_1 = 1 - 0.25 * 2 = 0.5, A_0 = 0 + 0.25 * 0.5 = 0.125.
+    # Trajectory 1 has one token with A = 3 - 1 = 2.
     advantages, returns = starpo.gae(doubles(0, 1, 2, 3), doubles(1, 2, 4, 1), [3, 1], 0.5, 0.5)
     close(advantages, [0.125, 0.5, -2, 2])
     close(returns, [1.125, 2.5, 2, 3])
@@ -496,7 +501,7 @@ def test_gae_carries_no_gradient():
 
 
 def test_whiten():
-    # mean 3, unbiased variance (4 + 1 + 0 + 9) / 3
+    # The numbers have mean 3 and unbiased variance (4 + 1 + 0 + 9) / 3.
     s = math.sqrt(14 / 3) + 1e-8
     close(starpo.whiten(doubles(1, 2, 3, 6)), [-2 / s, -1 / s, 0, 3 / s])
     x = starpo.whiten(torch.randn(1000, generator=torch.Generator().manual_seed(3)) * 5 + 100)
@@ -521,7 +526,8 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 
 
 def episodes(dense=True):
-    """If `dense`, each token has a reward, as with KL in the reward."""
+    """Return rewards and values of tokens. If `dense`, each token has a reward, as with KL in the
+    reward."""
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
@@ -562,11 +568,12 @@ def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
 
 
 def test_gae_discounts_turns_by_hand():
-    # one trajectory, turns of 1 and 2 tokens, V = 1, 2, 4, r = 1, 0, 8
-    # gamma and lam are 0.5 and 1 inside a turn, 0.25 and 0.5 between turns
-    # delta_2 = 8 - 4 = 4; delta_1 = 0 + 0.5 * 4 - 2 = 0, A_1 = 0.5 * 4 = 2
-    # delta_0 = 1 + 0.25 * 2 - 1 = 0.5, A_0 = 0.5 + 0.25 * 0.5 * 2 = 0.75
-    # gamma and lam of a token are those of the step to the next token
+    # One trajectory has turns of 1 and 2 tokens, V = 1, 2, 4 and r = 1, 0, 8.
+    # gamma and lam are 0.5 and 1 inside a turn, and 0.25 and 0.5 between turns.
+    # delta_2 = 8 - 4 = 4, A_2 = 4.
+    # delta_1 = 0 + 0.5 * 4 - 2 = 0, A_1 = 0.5 * 4 = 2.
+    # delta_0 = 1 + 0.25 * 2 - 1 = 0.5, A_0 = 0.5 + 0.25 * 0.5 * 2 = 0.75.
+    # gamma and lam of a token are those of the step to the next token.
     gamma, lam = doubles(0.25, 0.5, 0.25), doubles(0.5, 1, 0.5)
     advantages, returns = starpo.gae(doubles(1, 0, 8), doubles(1, 2, 4), [3], gamma, lam)
     close(advantages, [0.75, 2, 4])
@@ -603,10 +610,11 @@ def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
 
 
 def test_bi_level_gae_by_hand():
-    # turns of 2 and 1 tokens, the first without reward: r = 0, 0, 1, V = 1, 2, 3
-    # both gammas are 0.5, both lambdas 1
-    # turns: A_1 = 1 - 3 = -2, return 1; A_0 = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5, return 0.5
-    # tokens, last first: -2; 0.5 - 2 = -1.5; 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75
+    # The turns have 2 and 1 tokens, with r = 0, 0, 1 and V = 1, 2, 3.
+    # Both gammas are 0.5, and both lambdas are 1.
+    # Turn 1 has A = 1 - 3 = -2 and return 1.
+    # Turn 0 has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return 0.5.
+    # The tokens, the last first, have A = -2, 0.5 - 2 = -1.5, 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
     options = dict(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     advantages, returns = starpo.bi_level_gae(
         doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], **options
@@ -657,15 +665,16 @@ def test_trajectories_have_one_advantage_for_all_their_tokens(estimator):
 
 
 def test_turn_level_advantages_by_hand():
-    # rewards (1, 0, 2) and (0, 1), discount 0.5: returns-to-go (1.5, 1, 2) and (0.5, 1)
-    # first turns: 1.5 against 0.5; second turns: equal; the third turn has no other to compare with
+    # With discount 0.5, rewards (1, 0, 2) and (0, 1) give returns-to-go (1.5, 1, 2) and (0.5, 1).
+    # The first turns have 1.5 and 0.5. The second turns are equal. The third turn has no other to
+    # compare with.
     rewards, groups = doubles(1, 0, 0, 2, 0, 0, 1), torch.tensor([0, 0])
     half, small = 1 / 2, 0.5 / (math.sqrt(0.5) + 1e-6)
     for estimator, x in (("dr_grpo", half), ("rloo", 1.0), ("grpo", small)):
         options = dict(estimator=estimator, turn_level=True, turn_gamma=0.5)
         found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
         close(found, [x, 0, 0, 0, -x, -x, 0])
-    # four groups of one trajectory: no turn has another to compare with
+    # In four groups of one trajectory, no turn has another to compare with.
     found, _ = starpo.advantages(
         doubles(1, 2, 3, 4, 5, 6, 7, 8),
         None,
@@ -744,8 +753,8 @@ def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
 
 # ---------- policy loss
 
-# ratio, A, term of -loss, d term / d logprob (ratio * A, or 0 if clipped), whether it is clipped
-# clip_low = 0.2, clip_high = 0.28: bounds 0.8 and 1.28
+# Columns: ratio, A, term of -loss, d term / d logprob (ratio * A, or 0 if clipped), clipped or not.
+# With clip_low = 0.2 and clip_high = 0.28, the bounds are 0.8 and 1.28.
 CLIP_CASES = [
     (1.5, 2.0, 1.28 * 2.0, 0.0, 1),  # above, A > 0: held at 1.28
     (1.25, 2.0, 1.25 * 2.0, 1.25 * 2.0, 0),  # inside, above 1 + clip_low
@@ -857,7 +866,7 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
         logprobs, old, doubles(-1, 1).float(), clip_low=0.2, clip_high=0.28, num_tokens=2
     )
     loss.backward()
-    # ratios, clamped to e^20 and e^-20: -(e^20 * -1 + e^-20 * 1) / 2
+    # The ratios are clamped to e^20 and e^-20, so the loss is -(e^20 * -1 + e^-20 * 1) / 2.
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(math.exp(20) / 2, rel=1e-5)
     assert torch.isfinite(logprobs.grad).all()
@@ -918,8 +927,8 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
 
 # ---------- value loss
 
-# value_clip = 0.5, old = 1: v is clipped to [0.5, 1.5]
-# columns: v, R, loss, gradient in v, whether the clipped term is larger
+# With value_clip = 0.5 and an old value of 1, v is clipped to [0.5, 1.5].
+# Columns: v, R, loss, gradient in v, whether the clipped term is larger.
 VALUE_CASES = [
     (2.0, 3.0, 0.5 * 1.5**2, 0.0, 1),  # held at 1.5, (1.5 - 3)^2 = 2.25 > (2 - 3)^2
     (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but (2 - 0)^2 = 4 > 2.25: gradient v - R = 2
@@ -986,7 +995,7 @@ def test_value_loss_is_weighted_like_the_policy_loss():
 
 
 def test_kl_estimators_by_hand():
-    # d = logprob - ref: log 2, 0, -log 4, so ref / policy = 1/2, 1, 4
+    # d = logprob - ref is log 2, 0, -log 4, so ref / policy is 1/2, 1, 4.
     logprobs, ref = doubles(-1, -2, -3), doubles(-1 - math.log(2), -2, -3 + math.log(4))
     close(starpo.kl_penalty(logprobs, ref, "k1"), [math.log(2), 0, -math.log(4)])
     close(starpo.kl_penalty(logprobs, ref, "k2"), [math.log(2) ** 2 / 2, 0, math.log(4) ** 2 / 2])
@@ -1025,7 +1034,8 @@ def test_k1_and_k3_have_the_kl_as_expectation():
 
 
 def expected_loss_gradient(estimator):
-    """Return E_{y ~ p} [gradient of the estimator at y in the logits], with p detached."""
+    """Return the expected gradient of the estimator with respect to the logits, for samples from a
+    detached p."""
     logits, logprobs, ref = enumerated_policy()
     p = logprobs.exp().detach()
     (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().backward()
@@ -1050,7 +1060,7 @@ def test_k2_and_k3_as_loss_have_the_gradients_of_the_two_kls():
 
 
 def test_explained_variance():
-    # Var(returns) of (0, 2) with mean 1 is 1 (denominator n), residuals (0, 1): variance 1/4
+    # The returns (0, 2) have variance 1 (denominator n). The residuals (0, 1) have variance 1/4.
     assert explained_variance(doubles(0, 1), doubles(0, 2)) == pytest.approx(0.75)
     assert explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(1.0)
     assert explained_variance(doubles(2, 0), doubles(0, 2)) == pytest.approx(
@@ -1065,7 +1075,8 @@ def test_explained_variance():
 
 
 def test_rollout_metrics_by_hand():
-    # groups (0, 2), (1, 1), (3, 7): means 1, 1, 5; std sqrt(2), 0, sqrt(8); max 2, 1, 7
+    # The groups (0, 2), (1, 1), (3, 7) have means 1, 1, 5, stds sqrt(2), 0, sqrt(8) and maxima
+    # 2, 1, 7.
     successes = torch.tensor([False, True, False, False, True, True])
     stats = starpo.group_stats(doubles(0, 2, 1, 1, 3, 7), 2)
     assert rollout_metrics(stats, successes, 2) == pytest.approx(

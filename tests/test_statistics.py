@@ -77,8 +77,8 @@ def test_rate_interval_of_two_seeds_by_hand():
     """Two seeds have rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
 
     The method adds two instances with means 0 and 1, so the variance is (0.5^2 + 0.5^2) / 10 =
-    0.05, as with 0.25 * 8 / 0.05 = 40 trials. The half width from seeds is 12.7062 * sqrt(0.5) /
-    sqrt(2) = 6.35, so the interval is 0 to 1.
+    0.05. Eight instances with this variance count like 0.25 * 8 / 0.05 = 40 games. The half width
+    from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the interval is 0 to 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
@@ -165,7 +165,7 @@ def draw_seed_rates(rng, rate, spread, shape):
 
 
 def play(rng, rates, luck, num_games):
-    """Return the share of won games, (repeats R, seeds S, instances n), for `rates` (R, S)."""
+    """Return the shares of won games: (repeats R, seeds S, instances). Args: rates: (R, S)."""
     rates = rates[..., None]  # (R, S, 1)
     own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)
     chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)
@@ -233,7 +233,7 @@ def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate,
     assert found == pytest.approx(rate / 100, abs=0.05)
     found = covers(*difference_interval(wins, player), true_mean - 0.5)
     assert found == pytest.approx(difference / 100, abs=0.05)
-    # Most intervals that miss the true mean, 66 %, have no collapsed seed.
+    # The true mean is 66 %. Most intervals that miss it have no collapsed seed.
     no_collapse = 1 - collapses.any(1).mean()
     assert no_collapse == pytest.approx(0.8**num_seeds, abs=0.05)
     said = f"{rate}" in rate_interval.__doc__ and f"{difference}" in rate_interval.__doc__

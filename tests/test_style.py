@@ -1,4 +1,4 @@
-"""Tests of how the code outside tests/ is written: simple lines, short functions, imports.
+"""Tests of how the code outside tests/ is written.
 
 The tables at the top hold the limits and the exceptions.
 """
@@ -115,7 +115,7 @@ def name_of(path):
 
 
 def module_of(path):
-    """Return worlds.quest for worlds/quest.py, worlds for worlds/__init__.py."""
+    """Return the dotted name: worlds.quest for worlds/quest.py, worlds for worlds/__init__.py."""
     return name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 

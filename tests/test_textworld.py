@@ -1,5 +1,7 @@
 """
-Tests of worlds/textworld.py against the package textworld. Without the package most are skipped.
+Tests of worlds/textworld.py against the package textworld.
+
+Most of them need the package, which this command installs:
 
     make test-extras
 """

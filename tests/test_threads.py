@@ -1,4 +1,4 @@
-"""Tests of support/threads.py: order of results, errors, Ctrl-C."""
+"""Tests of support/threads.py."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Tests of support/time_limit.py: code that hangs or raises anything."""
+"""Tests of support/time_limit.py and of `call_all`, with code that hangs or raises anything."""
 
 import signal
 import subprocess

@@ -90,7 +90,8 @@ def test_a_box_in_a_corner_is_said():
 
 def test_turn_with_two_actions():
     episode = episode_in(ROOM_BOARD)
-    # you (4,3) -> (4,2) -> (3,2); facts before the turn: "Box 1 up.", "Target 1 up 1 left."
+    # The player goes from (4,3) to (4,2) to (3,2). The facts before the turn are "Box 1 up.",
+    # "Target 1 up 1 left."
     outcome = episode.step("<think>Box 1 up. Target 1 left. Go.</think><answer>Left || Up</answer>")
     board = "######\n#O___#\n#PX#_#\n#____#\n#____#\n######"
     assert outcome.user == f"Reward -0.2.\nTurn 2 of 5, 8 actions left.\n{board}"

@@ -246,7 +246,7 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
 def test_prompt_text_is_not_trained(trained_folder):
     learner = make_learner(trained_folder, estimator="grpo")
     kept, experience = collect_and_target(learner)
-    # An unsharded policy, so that its parts can be used alone.
+    # This policy is not sharded, so that its parts can be used alone.
     learner.policy = model.Policy(model.load_model(str(trained_folder))[0])
     batch = pack(kept)
     weight = learner.policy.model.lm_head.weight

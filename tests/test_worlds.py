@@ -215,7 +215,7 @@ def test_what_changes_nothing_has_no_effect():
 
 # ---------- plans
 
-# spec -> lengths that a plan may have, else {2}
+# spec -> lengths that a plan may have; other specs have plans of 2 commands
 PLAN_LENGTHS = {QUEST: {4}, LONG_QUEST: {8}, BLIND_QUEST: {4}, "household": set(range(3, 12))}
 
 
@@ -340,7 +340,10 @@ def test_a_win_is_worth_more_than_any_loss(density):
 
 
 def listed_otherwise(instance):
-    """Return the same game, with a quest's links reversed or a household's things renumbered."""
+    """Return the same game, listed otherwise.
+
+    A quest has its lists reversed and a longer path. A household has its things renumbered.
+    """
     if instance[0] == "household":
         *parts, things = instance
         kinds = [name.split()[0] for name, _ in things[::-1]]
