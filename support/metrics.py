@@ -41,7 +41,7 @@ GROUPS = {
     "collapse": "Whether thoughts still depend on their prompts; [diagnostics.md](diagnostics.md) "
     "explains how they are measured. Null in iterations without a measurement (`collapse_every`), "
     "except `regime`. A pair is a thought with its prompt.",
-    "cost": "Time and memory of rank 0.",
+    "cost": "What the iteration cost. Times and memory are those of rank 0.",
 }
 
 METRICS = [

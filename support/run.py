@@ -47,6 +47,7 @@ NUMBER = (float, None)
 HISTORY_ROW = {  # metrics to check when a run continues; shapes as in support/json_shapes.py
     "step": int,
     "success": NUMBER,
+    "valid_frac": NUMBER,
     "eval_success": NUMBER,
     "in_group_reward_std": NUMBER,
     "entropy": NUMBER,
