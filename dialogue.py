@@ -76,7 +76,7 @@ def cut_fault(num_tokens: int, setting: str) -> str:
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """Compare the sentences of a thought with the facts about the state.
 
-    Facts are the true sentences of `Env.statements`. The setting think_reward pays for them.
+    Facts are the true sentences of `Env.statements`. Stating one can earn a bonus (think_reward).
     Periods separate sentences. A sentence is checkable if it begins with the first word of a fact.
     Returns: the number of checkable sentences, and the number of true ones.
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
@@ -88,9 +88,13 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
 
 def checkable_sentences(thought: str, facts: list[str]) -> list[str]:
     """Return the sentences of a thought that begin with the first word of a fact."""
-    subjects = {fact.split()[0] for fact in facts}
+    subjects = {first_word(fact) for fact in facts}
     sentences = [part.strip() + "." for part in thought.split(".") if part.strip()]
-    return [sentence for sentence in sentences if sentence[:-1].split()[0] in subjects]
+    return [sentence for sentence in sentences if first_word(sentence) in subjects]
+
+
+def first_word(sentence: str) -> str:
+    return sentence.split()[0].rstrip(".")
 
 
 def find_false(thought: str, facts: list[str]) -> dict[str, str]:
@@ -105,7 +109,7 @@ def find_false(thought: str, facts: list[str]) -> dict[str, str]:
         if sentence in facts or sentence in false:
             continue
         words = sentence[:-1].split()
-        rivals = [fact for fact in facts if fact.split()[0] == words[0]]
+        rivals = [fact for fact in facts if first_word(fact) == words[0]]
         false[sentence] = max(rivals, key=lambda fact: len({*fact[:-1].split()} & {*words}))
     return false
 
@@ -189,8 +193,8 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # The system message is the same for all games. An environment that draws action names for
-        # each game, such as Bandit, leaves the names of its class empty.
+        # The system message is the same for all games, so it names no actions if an environment
+        # draws their names for each game: the class of Bandit leaves `actions` empty.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."

@@ -17,9 +17,9 @@ anything ("Acts").
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn is
-a segment. Papers, the settings `sequence_ratio` and `sequence_mask`, and the function
-`sequence_mask` call a segment a sequence. In the names of `aggregation`, "seq" means a trajectory.
-Everywhere else, a sequence is one input of the model.
+a segment. Papers say "sequence" for it, and so do the names `sequence_ratio` and `sequence_mask`.
+The "seq" in the names of `aggregation` is a trajectory. Everywhere else, a sequence is one input of
+the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -50,7 +50,7 @@ def shape_rewards(
 
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
-      divided by `max_reward`, but at most 0.99, or 1 after a success.
+      divided by `max_reward` and capped at 0.99. A success sets it to 1.
     - "balanced": the same progress, but paid only at the 2nd, 4th, ... turn with a positive reward
       and at the last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
@@ -253,8 +253,8 @@ def turn_ppo_values(values: Tensor, turn_ids: Tensor) -> Tensor:
     """Turn-PPO: give each token the value at the first token of its turn.
 
     Only the value at the first token gets a gradient.
-    Args: values (R,), of tokens, may have a gradient; turn_ids (R,) int64, equal numbers, next to
-        each other, for the tokens of a turn. Returns: (R,).
+    Args: values (R,), of tokens, may have a gradient; turn_ids (R,) int64, one number for
+        all tokens of a turn, which are neighbours. Returns: (R,).
     >>> turn_ppo_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7])).tolist()
     [1.0, 1.0, 3.0]
     """
@@ -285,8 +285,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     recompute_old_logprobs.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
-    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
-        numbers, next to each other, for the tokens of a segment. Returns: (R,), with gradient.
+    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, one
+        number for all tokens of a segment, which are neighbours. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
     >>> new, old = torch.tensor([0.5, 0.0, 1.0]), torch.tensor([0.0, 0.0, 0.0])
     >>> gspo_log_ratio(new, old, torch.tensor([0, 0, 1])).tolist()

@@ -49,7 +49,7 @@ class Turn:
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
-    response_ids: list[int] | list[str]  # texts if from an API
+    response_ids: list[int] | list[str]  # from an API: its text, then "" for each further token
     # of response_ids, from the engine at its temperature, nats; NaN where the engine gave none
     rollout_logprobs: list[float]
     # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
@@ -59,7 +59,7 @@ class Turn:
     record: TurnRecord | None = None  # what happened, see dialogue.py
     # shared with the copies of the turn that `unmask` makes
     credit: Credit = field(default_factory=Credit)
-    state: Hashable = None  # the environment's before the response, see `Episode.state`
+    state: Hashable = None  # key of the state before the response, see `Episode.state`
 
 
 @dataclass
@@ -347,7 +347,7 @@ def play_all(
 def following_prompt(
     chat: Chat, trajectory: Trajectory, user: str, context_turns: int
 ) -> list[int]:
-    """Return the tokens to put between the last response and the next one.
+    """Return the prompt of the next turn: by default, the tokens since the last response.
 
     With `context_turns` the engine forgets earlier turns, so the prompt repeats the system message
     and the turns that the policy may see."""
@@ -561,8 +561,8 @@ class RolloutScheduler:
             text, self.prompts[key], sample.ids, sample.logprobs, cut_by=self._cut_by(sample)
         )
         rollout.add_turn(reply, outcome)
-        # The engine releases a history once: after its turn if the policy forgets turns (the next
-        # prompt repeats what it needs), else when the rollout is done.
+        # If the policy forgets turns, each turn has a history of its own in the engine, because the
+        # next prompt repeats what it needs.
         if forgets_turns:
             self.engine.release(key)
             self.histories[key] = []

@@ -176,14 +176,15 @@ def normalize_rewards(
 ) -> Tensor:
     """Normalise scores among trajectories with equal group_ids, and change turn rewards to match.
 
-    The new score of a score s, or 0 if all scores with its group id are equal:
+    A score s becomes the number below, or 0 if all scores with its group id are equal:
 
     mean       s - mean
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    Turn rewards stay ("mean"), or are divided by std + 1e-6 (0 if all scores are equal). Then the
-    reward of the last turn changes so that the rewards of the trajectory sum to its new score.
+    The rewards of the turns are first divided by std + 1e-6, or set to 0 if all scores are equal
+    ("mean" leaves them as they are). Then the reward of the last turn changes so that the rewards
+    of the trajectory sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
@@ -366,8 +367,8 @@ def bi_level_gae(
 
     In the first pass a turn is one step. Its reward is the sum of the rewards of its tokens, and
     its value is the value at its last token. In the second pass each turn is a trajectory of its
-    own. The reward of its last token grows by (first-pass return of the turn) - (reward of
-    the turn).
+    own, and the reward of its last token changes so that the rewards of its tokens sum to the
+    first-pass return of the turn.
 
     Args, returns: as for `advantages`, but not whitened.
     Source: RAGEN's compute_bi_level_gae_advantage_return.

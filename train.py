@@ -13,10 +13,10 @@ R count only kept trajectories. In the update they count one mini-batch or micro
     python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. If its settings differ
-from those of the first start, most differences must be allowed by --take_config=True. SIGTERM,
-SIGUSR1 and Ctrl-C end the run after the current iteration, or after grace_s seconds if that is
-sooner. The exit code is then 75, or 1 with torchrun (docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. Most settings that you
+change between two starts then need --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run
+after the current iteration, or after grace_s seconds if that is sooner. The exit code is then 75,
+or 1 with torchrun (docs/faults.md).
 """
 
 from configurator import Config
@@ -104,8 +104,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # The last iteration is always evaluated, so `run.scores` is empty only if this process did no
-    # iteration, for example with num_iterations=0.
+    # A run that is over has evaluated its last iteration, so `run.scores` is empty only if this
+    # process did no iteration, for example with num_iterations=0.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(play_references)  # the report compares the policy with reference players
@@ -133,7 +133,7 @@ def iterate(
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
-    # -- diagnose collapse, before the update: do thoughts still depend on the prompt? No timer runs
+    # -- diagnose collapse, before the update: do thoughts still depend on the prompt? (not timed)
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
@@ -368,7 +368,7 @@ def build_experience(
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
     segment_ids = turn_ids
-    if config.segment == "trajectory":  # or, with context_turns, a turn: each sequence is a segment
+    if config.segment == "trajectory":  # a segment is a sequence: with context_turns, one turn
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 
@@ -417,13 +417,14 @@ def logprobs_before_update(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    # True with recompute_old_logprobs, with mask_observations=False and with a KL in the reward
+    # True with recompute_old_logprobs, mask_observations=False or a KL in the reward
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # `sampled` is NaN for observations (mask_observations=False) and if vLLM gave no log-probs.
+    # `sampled` is NaN for observations (mask_observations=False), and if vLLM gave no log-probs,
+    # which happens only with recompute_old_logprobs.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -518,7 +519,9 @@ def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
 
 
 def group_ids_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
-    """Return the index of each trajectory's group among the kept groups, (B,) int64."""
+    """Return the index of each trajectory's group among the kept groups, (B,) int64.
+
+    `kept` holds whole groups: drop_void drops trajectories only after the advantages."""
     return torch.arange(len(kept)) // config.group_size
 
 
@@ -645,7 +648,7 @@ def policy_loss(
         response tokens and of observation tokens in the whole mini-batch, which divide the losses.
     Returns: loss, a scalar; metrics, sums over the R tokens. Exceptions: logprob_diff_max, a
         maximum; observation_nll, ECHO's mean times num_tokens, because `mean_over_steps` divides
-        by num_tokens.
+        the sum over mini-batches by the sum of their num_tokens.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)

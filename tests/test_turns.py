@@ -57,6 +57,7 @@ def test_check_thought_by_hand():
     # (false).
     assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
     assert check_thought("", facts) == (0, 0)
+    assert check_thought("Solved. I go.", ["Solved."]) == (1, 1)
     false = "Goal down. Next hole. Next ice hole. Goal down. Box left."
     facts = ["Goal up.", "Next ice ice.", "Next ice hole."]
     assert find_false(false, facts) == {"Goal down.": "Goal up.", "Next hole.": "Next ice hole."}
