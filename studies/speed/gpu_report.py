@@ -149,7 +149,9 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
 
 
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
-    """Measure a piece in processes, one after the other, and add its state to the results.
+    """Measure the cases of a piece, and add the state of the piece to the results.
+
+    If a process ends early, another process measures the cases that are left.
 
     Args: deadline: value of time.perf_counter() at which the last process must have ended.
     """

@@ -40,7 +40,7 @@ STYLE = {
     "pdf.fonttype": 42,  # TrueType fonts, as journals require
 }
 PLAYER_LOOK = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (4, 3))}
-LABEL_GAP = 1.35  # distance of two labels, in multiples of the font size
+LABEL_GAP = 1.35  # smallest distance of two labels, in multiples of the font size
 LEGEND_WIDTH = 2.6  # inches of an entry, at least
 LETTER_WIDTH = 0.1  # inches of a letter in the legend
 LABEL_X = 1.045  # where labels begin, as a fraction of the axes

@@ -33,9 +33,10 @@ COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted f
 LEGEND = """\
 Success in % of n games, with a 95 % interval in brackets. If there are several seeds, their
 results stand in parentheses. Differences are paired by seed and prompt. Intervals are over
-seeds and prompts (support/statistics.py); if two or three seeds differ, they are wide. With few
-seeds, an interval cannot show that other seeds would collapse. First warning: for each seed,
-the iteration of the first sign of collapse (support/collapse_signs.py), - if there is none."""
+seeds and prompts (support/statistics.py); with two or three seeds, an interval is wide if the
+results of the seeds differ. With few seeds, an interval cannot show that other seeds would
+collapse. First warning: for each seed, the iteration of the first sign of collapse
+(support/collapse_signs.py), - if there is none."""
 
 
 # ---------- what rows hold
@@ -138,7 +139,8 @@ def line_of(cells: Sequence[str]) -> str:
 
 
 def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
-    """Return `wins_by_env` with the names of table rows as keys: LABEL, then "LABEL on ENV"."""
+    """Return the name of a table row -> wins. The first environment has the name LABEL, each other
+    environment "LABEL on ENV"."""
     named = {}
     for env, wins in wins_by_env(rows).items():
         named[f"{label} on {env}" if named else label] = wins
