@@ -12,7 +12,8 @@ draw these prompts, except in environments with `repeats`, such as Bandit.
 
 --eval_split=heldout plays 256 other instances, for choosing settings. --samples=N plays every
 prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to row NAME.
-`python -m tools.api_models` scores a model behind an API.
+--json=PATH writes the scores, --jsonl=PATH the trajectories; `python -m tools.replay` executes such
+trajectories again. `python -m tools.api_models` scores a model behind an API.
 """
 
 from configurator import Config
