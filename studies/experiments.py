@@ -49,7 +49,7 @@ class Figure:
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
     curves: dict[str, Curve]  # label -> curve; a label begins with the environment
     scales: tuple[str, ...] = ("tiny", "full")  # SCALES at which it runs; the first is the default
-    files: str = ""  # path of its table in studies/, without suffix; '' = papers/NAME
+    files: str = ""  # path of its table in studies/ without .md; '' = papers/NAME
 
 
 class Seconds(NamedTuple):
@@ -210,7 +210,7 @@ def estimators() -> dict[str, Curve]:
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
-    sokoban = {"num_groups": 16, "format_penalty": -1.0}  # as in studies/imitation/comparison.py
+    sokoban = {"num_groups": 16, "format_penalty": -1.0}  # games are longer, rewards are larger
     # With "plan" a game pays at most 1, so the format penalty is small.
     plan = {"reward_density": "plan", "format_penalty": -0.1}
     curves = {}
@@ -237,7 +237,7 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 
 
 def echo_trap() -> dict[str, Curve]:
-    """Return StarPO, StarPO-S and variants of both, on the bandit after one cold start.
+    """Return StarPO, StarPO-S and variants of both, on the bandit. All have the same cold start.
 
     The cold start is SFT on 120 games of a player that chooses a random arm. Runs "at 2e-5" have
     the learning rate of smollm2.py, all others have 8e-5."""
@@ -589,7 +589,7 @@ class Command:
 def read_names(
     argv: Sequence[str], known: Collection[str], extra: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Read the command line of a program whose runs have fixed settings: names, then options.
+    """Read names, then options, for a program that fixes the settings of its runs.
 
     Args: known: the names that may be given; extra: the options with their defaults.
     Returns: the names, at least one; a value for each key of `extra`.

@@ -3,9 +3,10 @@
     make figures        # or: python -m studies.readme_pictures
 
 - docs/flagship.png: success before and after RL, from the rows in studies/imitation/rows/.
-- docs/algorithm.png: one iteration of the algorithm, see studies/diagram.py.
-- docs/agent.gif and docs/view.png: a game of out/frozenlake_ppo, the run of `make train`, and a
-  screenshot of the page of this run. If the run is missing, it is trained first (7 CPU-minutes).
+- docs/algorithm.png: one iteration of the algorithm, from studies/diagram.py.
+- docs/agent.gif: a game of out/frozenlake_ppo, the run of `make train`. If the run is missing,
+  it is trained first (7 CPU-minutes).
+- docs/view.png: a screenshot of the web page of this run.
 
 The script needs playwright (requirements/dev.txt) and Chromium. studies/real_model/page.py draws
 docs/echo_trap.png.
@@ -120,7 +121,7 @@ def draw_flagship(path: Path) -> None:
 
 
 def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
-    """Draw a bar with its 95 % interval for each row of BARS, and a dot for each of several seeds.
+    """Draw a bar with its 95 % interval for each row of BARS. With several seeds, each has a dot.
 
     Args: rates: row -> share of won games, (seeds, prompts)."""
     for place, (row, (_, color)) in enumerate(BARS.items()):

@@ -122,7 +122,7 @@ def make_row(command: Command, config: Config, sft: Command | None) -> dict:
     """Return the row of a finished run, from the files in its folder.
 
     "curve" holds the evaluations, "series" the metrics of every iteration. "successes" holds 0 or 1
-    for each evaluation prompt, for the policy and each reference player."""
+    for each evaluation prompt, for each reference player and for the policy before and after RL."""
     out_dir = command.out_dir
     steps = read_rows(out_dir / "metrics.jsonl")
     num_steps = max(1, len(steps))

@@ -113,8 +113,7 @@ def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tm
 def write_run(folder, *, moves):
     """Write the folder of a run with three games: two lost in one turn, one won in three turns.
 
-    Args: moves: directions in which the agent moves in the first turn of each game. Its action is
-        Right."""
+    Args: moves: where the agent moves in the first turn of each game, after the action Right."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}
     lost = record(LAKE, [turn], step=20, group=3, kept=True, filter_value=0.5)
     first = {**lost, "step": 1}

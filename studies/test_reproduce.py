@@ -154,7 +154,7 @@ def check_start(config, sft_stage, scale):
 
 
 def differences(one, other, scale="tiny"):
-    """Return the names of settings in which two curves differ. Args: (figure, label) of each."""
+    """Return the settings in which two curves differ. Args: one, other: (figure, label) of each."""
     a = asdict(settings_of(curve_of(*one), scale, 0))
     b = asdict(settings_of(curve_of(*other), scale, 0))
     return {key for key in a if a[key] != b[key]}

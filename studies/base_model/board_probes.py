@@ -30,7 +30,7 @@ PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--ev
 def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
     """Ask questions about held-out boards, with greedy decoding.
 
-    Returns: the share of right answers by name (`score_reading`)."""
+    Returns: the shares of right answers, from `score_reading`."""
     config = replace(
         config,
         engine="torch",
@@ -55,7 +55,7 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 
 
 def base_report(model, chat: Chat) -> dict[str, dict]:
-    """Run all probes, each on one of the ranks. Returns: "ENVIRONMENT MODE" -> metrics."""
+    """Run all probes, distributed over the ranks. Returns: "ENVIRONMENT MODE" -> metrics."""
     tasks = []
     for files, modes in BASE_PROBES.items():
         for mode in modes.split():

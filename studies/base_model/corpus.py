@@ -87,7 +87,7 @@ class Document(NamedTuple):
 def documents(
     config: SftConfig, chat: Chat, step: int, index: int, progress: float
 ) -> Iterator[Document]:
-    """Yield the documents of pack `index` of a step, until they have micro_batch_tokens.
+    """Yield the documents of pack `index` of a step, until they have micro_batch_tokens tokens.
 
     Args: progress: the share of the training that is finished, 0 to 1."""
     path = (config.seed, SEED_CORPUS, step, index)

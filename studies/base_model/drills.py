@@ -12,8 +12,8 @@ from dialogue import Episode, TurnOutcome, TurnRecord
 from grids import FrozenLake, Grid
 from rollout import Trajectory
 
-# The kinds of questions. A kind that is listed more often is drawn more often. "line" asks for a
-# row or column, "move" for the board after an action.
+# The kinds of questions. A kind that is listed more often is drawn more often. "line" stands for
+# "Row 1", "Column 1" and so on, "move" for the name of an action. The other kinds are the question.
 KINDS = [
     "Where",
     "Where",
@@ -108,7 +108,8 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 
 
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the share of right answers by name, such as "player", "wall" or "next_board"."""
+    """Return for each thing asked, such as "player", "wall" or "next_board", the share of right
+    answers."""
     right = defaultdict(list)
     for drill in drills:
         for turn in drill.turns:

@@ -14,7 +14,7 @@ from support.terminal import run_main
 
 
 def read_pretraining(argv: list[str]) -> tuple[SftConfig, dict[str, str]]:
-    """Read the command line. Returns: settings, sources (`load_config`)."""
+    """Read the command line. Returns: settings, and the source of each."""
     config, _, sources = load_config(argv, kind=SftConfig)
     if not config.sft_steps:
         raise UserError(
@@ -76,7 +76,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
     """Return the documents of this rank in a step, in packs.
 
-    A pack is one forward and backward pass."""
+    The documents of a pack share a forward and backward pass."""
     progress = step / config.sft_steps
     packs = []
     for index in range(parallel.rank(), config.sft_batch_size, parallel.world_size()):

@@ -124,7 +124,7 @@ def read_totals(folder):
 
 
 def test_a_damaged_checkpoint_is_noticed(whole_run, tmp_path, monkeypatch, capsys):
-    """The run continues from an earlier checkpoint, with the final weights of `whole_run`."""
+    """The run continues from an earlier checkpoint, and ends with the weights of `whole_run`."""
     monkeypatch.setattr(pretrain, "base_report", lambda *_: {})
     shutil.copytree(whole_run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run/model")
@@ -191,7 +191,7 @@ def test_reading_is_scored_by_kind():
 
 
 def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
-    # The probe replaces reward_density, so that each answer earns its own reward.
+    # The probe sets reward_density to "native", so "dense" has no effect.
     config = small_config(eval_size=3, observation="grid", reward_density="dense")
     scores = board_probes.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}

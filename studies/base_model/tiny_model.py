@@ -37,7 +37,7 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Splits text into words, digits, "||" and cells of a grid, while merges are learned.
+# While the merges are learned, this splits text into words, digits, "||" and cells of a grid.
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
 # Added tokens: the tags of a reply, and each digit after a space.
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -99,7 +99,7 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Learn byte-level BPE from `environment_texts`. No token joins two words, digits or cells.
 
     The finished tokenizer uses QWEN2_SPLIT, because AutoTokenizer puts this pattern into the
-    tokenizer of every Qwen2 model. Both patterns give the same ids.
+    tokenizer of every Qwen2 model. With LEARNING_SPLIT the ids would be the same.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

@@ -70,7 +70,7 @@ class Verdict:
 
     @property
     def precision(self) -> float:
-        """The share of runs with an alarm that collapse; 0 without an alarm."""
+        """The share of alarms (num_alarmed) that are followed by a collapse; 0 without an alarm."""
         return self.num_predicted / max(1, self.num_alarmed)
 
     @property
@@ -93,8 +93,8 @@ class Verdict:
 
 
 def num_updates(row: Row) -> int:
-    """Return the number of iterations in which the filter kept a group and rewards differed inside
-    a group. Without a kept group, the gradient norm is None."""
+    """Return the number of iterations in which the filter kept a group and the rewards inside
+    some group differed. If the filter kept no group, the gradient norm is None."""
     count = 0
     series = row["series"]
     for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
@@ -223,7 +223,7 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
 
 
 def survival(rows: Sequence[Row]) -> np.ndarray:
-    """Return the share of runs that have not collapsed by each iteration, (longest run + 1,)."""
+    """Return the share of runs that have not collapsed by iteration 0, 1, 2 and so on."""
     longest = max(row["iterations"] for row in rows)
     num_left = np.full(longest + 1, len(rows))
     for row in rows:

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # a sign is known if the advantage is more than DECIDED standard errors from 0
+DECIDED = 2.0  # a sign is known if the estimate is more than DECIDED standard errors from 0
 # studies/credit/README.md defines these measures.
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
@@ -60,7 +60,9 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """Rank correlation of two independent estimates of m draws (Spearman-Brown), or NaN."""
+        """The rank correlation of `advantages` with a second, independent estimate, or NaN.
+
+        The formula of Spearman and Brown predicts it from two halves of the draws."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
@@ -71,7 +73,7 @@ class Truth:
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
-        """The number of draws that raises Pearson's correlation with the truth to `ceiling`."""
+        """The number of draws at which Pearson's correlation of estimate and truth is `ceiling`."""
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
@@ -90,7 +92,7 @@ def measure(
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
     Args:
-        credits: (K,)
+        credits: (K,) credits of the estimator.
         alternatives: (K,) credits if the game goes on differently after the turn's reply.
         reference: (K,) credits of the estimator to compare with.
         truth: continuations of the K turns.
@@ -153,9 +155,9 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 
 
 def right_signs(credits: ndarray, truth: Truth) -> float:
-    """Return the share of the turns with a known sign whose credit has this sign, or NaN.
+    """Return the share of turns whose credit has the sign of the true advantage, or NaN.
 
-    A credit of 0 counts as half."""
+    Only turns for which `is_decided` is true count. A credit of 0 counts as half."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan
@@ -164,7 +166,7 @@ def right_signs(credits: ndarray, truth: Truth) -> float:
 
 
 def is_decided(truth: Truth) -> ndarray:
-    """Whether the sign of each advantage is known (see DECIDED), (K,) bool."""
+    """Whether each advantage is more than DECIDED standard errors from 0, (K,) bool."""
     return np.abs(truth.advantages) > DECIDED * np.sqrt(truth.noise)
 
 

@@ -82,7 +82,10 @@ def _earlier_of(folder: str) -> tuple:
 
 
 def _credit_settings(config: Config) -> Config:
-    """Return the settings of training, with native rewards, no filter and no KL."""
+    """Return the settings of training, with native rewards, no filter, no KL and loss on replies.
+
+    Raises: UserError if num_groups or group_size is below 2, or if env is not one frozenlake or one
+        sokoban."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(

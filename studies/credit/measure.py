@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 
 def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
-    """Return the measurements of all checkpoints of a run."""
+    """Return the measurements of a run, one for each checkpoint in the job."""
     cases = {}  # label of a checkpoint -> measurements, or None if not measured yet
     for label, folder in job.checkpoints[run].items():
         settings = settings_of_case(job, run, config, folder)

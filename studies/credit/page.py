@@ -33,7 +33,7 @@ from tools.plotting import tables
 
 PAGE = Path("studies/credit/README.md")
 CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
-SUMMARIES = [  # shape of CREDIT (support/json_shapes.py): the fields that are read
+SUMMARIES = [  # the fields of CREDIT that are read, as a shape (support/json_shapes.py)
     {
         "env": str,
         "label": str,
@@ -45,7 +45,7 @@ Row = dict  # the record of one run, see studies/runs.py
 
 
 class Result(NamedTuple):
-    """How fast the S runs of an estimator (one for each seed) learn, and its accuracy."""
+    """The accuracy of an estimator, and how fast its S runs (one for each seed) learn."""
 
     name: str
     speeds: np.ndarray  # (S,) see `speed_of`
@@ -134,7 +134,7 @@ def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
 
 
 def credit_table(summaries: Sequence[dict]) -> str:
-    """Return a Markdown table of the accuracy of each estimator and control at each checkpoint."""
+    """Return a Markdown table of how accurate each credit is at each checkpoint."""
     headings = ["credit"]
     for summary in summaries:
         label = summary["label"]

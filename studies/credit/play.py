@@ -151,14 +151,14 @@ class Continuations:
 
     before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
-    alternatives: list[RecordedGame]  # K games, one for each turn, with the returns reply[:, 0]
+    alternatives: list[RecordedGame]  # the K games whose returns are reply[:, 0]
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
     """Continue every game `num_draws` times from before each turn, and as often after each reply.
 
-    Continuations execute the reply again with new slips, so a reply gets no credit for a lucky slip
-    in the original game.
+    A continuation after a reply first executes this reply again, with new slips. So the reply gets
+    no credit for a lucky slip in the original game.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
     from_states = []
@@ -184,7 +184,7 @@ def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -
 
 
 def returns_from(games: Sequence[RecordedGame], turns: Sequence[int]) -> np.ndarray:
-    """Return for each game the sum of its rewards, without the turns before the given index."""
+    """Return for each game the sum of the rewards of the given turn and of all later turns."""
     returns = []
     for game, turn in zip(games, turns, strict=True):
         returns.append(sum(played.reward for played in game.trajectory.turns[turn:]))

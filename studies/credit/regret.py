@@ -20,7 +20,7 @@ from support.terminal import run_main
 
 
 def read_regret(argv: list[str]) -> tuple[Config, dict[str, str]]:
-    """Read the command line. Returns: settings, sources (`load_config`)."""
+    """Read the command line. Returns: settings, and the source of each."""
     config, _, sources = load_config(argv)
     if not isinstance(make_episode(config).env, Grid):
         raise UserError(f"studies.credit.regret needs frozenlake or sokoban, got env={config.env}")

@@ -259,7 +259,7 @@ def draw(path: Path, summaries: Sequence[Summary]) -> None:
 
 
 def draw_panel(axes: Axes, key: str, members: Sequence[Summary], looks: dict[str, dict]) -> None:
-    """Draw the measure `key` of all estimators. Args: looks: label of a checkpoint -> colour."""
+    """Draw the measure `key` of all estimators. Args: looks: label of a checkpoint -> style."""
     names = list(members[0].estimators)[::-1]
     for number, summary in enumerate(members):
         shift = 0.15 * (number - (len(members) - 1) / 2)

@@ -117,7 +117,7 @@ def test_doctests():
 
 
 def exact_values(env):
-    """Return the probability that random single moves reach the goal, (actions left, cell)."""
+    """Return the probability that random single moves reach the goal, by actions left and cell."""
     mean_move = lake_transitions(env.size, env.holes, env.goal, env.success_rate).mean(0)
     values = [np.eye(env.size**2)[env.goal]]
     for _ in range(env.max_actions):
@@ -156,7 +156,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     # A return is 0 or 1, so its variance is p (1 - p).
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
     assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
-    common = variance > 1e-3  # with a smaller variance, errors are not normally distributed
+    common = variance > 1e-3  # else errors are not normally distributed
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
     assert np.abs(scores).max() < 4
@@ -166,7 +166,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
 
 
 def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
-    """On the same board, a first action has the same advantage for all slips."""
+    """On one board, the advantage of a first action does not depend on the slip that followed."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     starts = np.cumsum([0, *(game.num_turns for game in games)])[:-1]

@@ -107,8 +107,8 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(credit_page, "rows_of", lambda figure, scale: curves)
     credit_page.main([])
     text = page.read_text()
-    # With two seeds the half-width is 12.7062 standard errors. Only intervals of success are cut
-    # off at 0 and 100 %.
+    # With two seeds the half-width is 12.7062 standard errors. Intervals of success are cut off at
+    # 0 and 100 %, those of differences are not.
     assert (
         "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
         in text

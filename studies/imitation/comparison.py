@@ -49,7 +49,7 @@ OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}
 FOLDER = Path("studies/imitation")
 ROWS = FOLDER / "rows"
 BASE = "base, before RL"
-BEST = ("tiny_best",)  # the config file for PPO, GRPO, GiGPO and SAMPO in grid worlds
+BEST = ("tiny_best",)  # overlay for PPO, GRPO, GiGPO and SAMPO in grid worlds
 
 PLAYERS = {  # name of a player in eval.py -> its name on the page
     "random, closed loop": "random, ten turns of one action",
@@ -57,7 +57,7 @@ PLAYERS = {  # name of a player in eval.py -> its name on the page
     "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
-OTHER_PLAYERS = {  # the same for worlds that are not grids
+OTHER_PLAYERS = {  # these names for worlds that are not grids
     "random, closed loop": "random",
     "optimal, closed loop": "reference player",
 }
@@ -136,6 +136,7 @@ def imitation_of(stage: Curve) -> Method:
 
 def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: object) -> World:
     """Return a game that the base model has never seen: SFT on its reference player, then RL.
+
     Args:
         name: the file is config/NAME.py.
         sft: settings of SFT. It has few steps, so that RL has something to improve.
@@ -368,7 +369,7 @@ def write_row(world: str, method: str, seed: int, row: dict, commit: str | None)
 
 
 def read_row(world: str, method: str, seed: int) -> dict | None:
-    """Return a row, or None if it is missing or started from weights that differ from base/."""
+    """Return a row, or None if it is missing or its run started from other weights than base/."""
     path = row_path(world, method, seed)
     if not path.exists():
         return None
@@ -433,7 +434,9 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
-    """Return row -> (shares of games won, (seeds, prompts); mean CPU-s and sampled tokens)."""
+    """Return row -> (shares of games won, [mean CPU-s, mean sampled tokens]).
+
+    The shares have the shape (seeds, prompts). Players and the base model have costs of 0."""
     found = {}
     players = read_row(name, "players", 0)
     if players:

@@ -32,7 +32,7 @@ PANELS = (
 
 
 def metrics_of(row: dict) -> list[dict]:
-    """Return the "series" of a run's JSON file as a `Run`."""
+    """Return the "series" of a run's JSON file as rows, one for each iteration."""
     steps = []
     for index in range(row["iterations"]):
         step = {key: values[index] for key, values in row["series"].items()}

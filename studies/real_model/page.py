@@ -32,7 +32,7 @@ SIGNS = {
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
 SHOWN = ("bandit StarPO", "bandit StarPO-S")  # curves in the pictures
-AT_LOW_RATE = " at 2e-5"  # suffix of labels
+AT_LOW_RATE = " at 2e-5"  # end of the labels of runs at this learning rate
 # A run loses the form (the format of replies) if the share of valid replies is below LOST in each
 # of its last LAST iterations.
 LOST = 0.5
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
 
 
 def finished_of(figure: str) -> dict[str, list[Row]]:
-    """Return label -> rows of finished runs."""
+    """Return label -> rows of the finished runs of a figure at scale smollm2."""
     curves = rows_of(FIGURES[figure].curves, "smollm2")
     return {name: rows for name, rows in curves.items() if rows}
 
@@ -133,7 +133,9 @@ def form_cell(row: Row) -> str:
 
 
 def form_loss(row: Row) -> int | None:
-    """Return the first iteration of the loss of the form (see LOST), or None."""
+    """Return the iteration at which a run loses the form, or None.
+
+    It is the first of the last iterations with a share of valid replies below LOST."""
     valid = row["series"].get("valid_frac", [])
     num_lost = 0
     for fraction in reversed(valid):
@@ -170,7 +172,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """Return "never", or when a sign begins, with its lead before the fall, "late" or "false"."""
+    """Format when a sign begins: "9: 6 before" the fall, "13: late", "9: false" or "never"."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:

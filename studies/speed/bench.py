@@ -9,7 +9,7 @@
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
 config/models/tiny.py, with the changes in LAKE and BANDIT. Config files and --key=value override
-them, except for head and scale:
+them, but have no effect on head and scale:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 
@@ -53,7 +53,7 @@ BANDIT = (
     "--batch_size=128",
     "--filter_keep=1.0",
 )
-UNTRAINED = ("rollout", "update")  # the default is an untrained model
+UNTRAINED = ("rollout", "update")  # benchmarks that replace the tiny model by an untrained one
 OPTIONS = {
     "repeats": 5,
     "json": "",  # file for the measurements

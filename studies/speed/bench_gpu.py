@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
     num_groups: int  # trajectories of a group share their first prompt
     group_size: int
     prompt_tokens: int  # in a first prompt
-    later_tokens: dict[str, int]  # workload -> tokens before every later turn
+    later_tokens: dict[str, int]  # workload -> tokens in every later prompt
     response_tokens: int  # in a turn
     pack_tokens: int  # in one forward and backward pass (a pack)
     head_positions: int  # sampled tokens in a pack
@@ -94,7 +94,7 @@ class UpdateCase(NamedTuple):
     compiled: bool = False
 
     def measure(self, device: torch.device) -> dict[str, float]:
-        """Time one update as in train.py. MFU is FLOP divided by time and PEAK_FLOPS."""
+        """Time one update of train.py. "MFU" is its FLOP/s divided by PEAK_FLOPS."""
         sizes = sizes_for(device)
         config = self.config(device)
         dtype = pick_dtype(config.dtype, device)

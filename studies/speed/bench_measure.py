@@ -44,7 +44,7 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
             the times measured here.
 
     Returns:
-        Variant -> "cpu_s", "wall_s" or a count of the function -> [median, smallest, largest].
+        Variant -> "cpu_s", "wall_s" or another key of the result -> [median, smallest, largest].
     """
     measured = {name: [] for name in variants}
     for _ in range(repeats + 1):

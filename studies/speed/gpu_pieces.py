@@ -120,7 +120,7 @@ def release_memory(device: torch.device) -> None:
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
     """Return the cases of a piece by name, the most useful first.
 
-    Args: deadline: value of time.perf_counter() after which no second iteration begins.
+    Args: deadline: value of time.perf_counter() after which only a first iteration begins.
     """
     if piece == "environment":
         return {"this machine": partial(describe_machine, device)}
@@ -172,7 +172,7 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
     """Return cases with attention by varlen or SDPA, eager or compiled.
 
-    With `packs` 1, the piece `update` measures the first case, so it is left out."""
+    With `packs` 1, the case "varlen, eager" is left out, because the piece `update` measures it."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -281,9 +281,10 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
 
 
 def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Values:
-    """Sample one iteration on `device`, update on the CPU's kept trajectories, and compare.
+    """Run one iteration on `device`, and compare it with the one on the CPU.
 
-    The torch engine samples the same tokens as on the CPU, except where rounding changes a token.
+    The update trains on the trajectories that the CPU sampled and kept. The torch engine samples
+    the same tokens on both devices, except where rounding changes a token.
     """
     expected, kept, expected_metrics = reference_on_cpu(device.type)
     config = tiny_config(device, engine_name, dtype)
@@ -388,7 +389,7 @@ def load_or_build(config: Config, device: torch.device):
 
 
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
-    """Return settings of PPO on FrozenLake, for a random model with the shape of Qwen2.5-0.5B.
+    """Return settings of PPO on FrozenLake for a model with random weights, small on a CPU.
 
     Without filter_zero_std, the filter would drop all groups: their scores are equal."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]

@@ -32,7 +32,7 @@ from support.terminal import run_main
 DEFAULTS = Config(device="cuda", out_dir="out/gpu")
 OPTIONS = {
     "pieces": "",  # names of PIECES, separated by commas; '' = all
-    "minutes": 0.0,  # time for the whole call; 0 = no limit
+    "minutes": 0.0,  # time for all measurements of a call; 0 = no limit
 }
 MAX_PROCESS_S = 240.0
 MIN_PROCESS_S = 30.0  # if less time is left, no process starts
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
     name: str
     title: str
-    needs: str = ""  # "vllm" or "cuda"; "" runs everywhere
+    needs: str = ""  # "vllm" (on a GPU) or "cuda"; "" runs everywhere
 
 
 # The most useful pieces come first, because a GPU may be available only for minutes.
