@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
 
 
 def final_table(row: dict) -> list[str]:
-    """Return a table of a probe, with a row for each environment and observation mode."""
+    """Return a table of the probes of one step: a row for each environment and observation mode."""
     lines = []
     for world, name in WORLDS.items():
         for mode in ("grid", "coord", "relations"):
