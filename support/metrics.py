@@ -27,7 +27,7 @@ class Metric(NamedTuple):
 
 PLACEHOLDERS = {
     "N": "`group_size`",
-    "ENV": "a scored environment other than the first",
+    "ENV": "an evaluated environment (`eval_env`) other than the first",
     "SAMPLING": "`first` (thoughts of first turns) or `sampled` (one random turn per trajectory)",
     "K": f"one of {', '.join(str(k) for k in RETRIEVAL_RANKS)}",
 }
@@ -231,9 +231,9 @@ METRICS = [
         "eval_success",
         "eval",
         "fraction",
-        "Solved prompts of the first scored environment (`eval_env`).",
+        "Solved prompts of the first evaluated environment (`eval_env`).",
     ),
-    Metric("eval_success/{ENV}", "eval", "fraction", "Solved prompts of the other environments."),
+    Metric("eval_success/{ENV}", "eval", "fraction", "Solved prompts of ENV."),
     Metric("eval_reward", "eval", "reward", "Like `reward`, on the prompts of `eval_success`."),
     Metric("eval_valid_frac", "eval", "fraction", "Like `valid_frac`."),
     Metric(
