@@ -27,7 +27,7 @@ class Metric(NamedTuple):
 
 PLACEHOLDERS = {
     "N": "`group_size`",
-    "ENV": "a scored environment other than the first",
+    "ENV": "an evaluated environment (`eval_env`) other than the first",
     "SAMPLING": "`first` (thoughts of first turns) or `sampled` (one random turn per trajectory)",
     "K": f"one of {', '.join(str(k) for k in RETRIEVAL_RANKS)}",
 }
@@ -35,7 +35,7 @@ PLACEHOLDERS = {
 GROUPS = {
     "rollout": "The training trajectories of the iteration, sampled at `temperature`.",
     "update": "The group filter and the optimizer steps. Values per token are means over sampled "
-    "tokens. All but `kept_groups`, `kept_trajectories`, `bad_steps` are null without an update.",
+    "tokens. Without an update, all but `kept_groups`, `kept_trajectories`, `bad_steps` are null.",
     "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. Null in iterations "
     "without an evaluation (`eval_every`).",
     "collapse": "Whether thoughts still depend on their prompts; [diagnostics.md](diagnostics.md) "
@@ -84,7 +84,8 @@ METRICS = [
         "out_of_actions_frac",
         "rollout",
         "fraction",
-        "Trajectories that ended without success because `actions_per_traj` was used up.",
+        "Trajectories that ended without success when their actions (`actions_per_traj`) were used "
+        "up.",
     ),
     Metric(
         "out_of_turns_frac",
@@ -121,13 +122,18 @@ METRICS = [
     Metric("num_actions", "rollout", "actions", "Executed actions per trajectory."),
     Metric("response_length", "rollout", "tokens", "Sampled tokens per trajectory."),
     Metric(
-        "valid_frac", "rollout", "fraction", "Turns whose reply is valid: its form and its actions."
+        "valid_frac",
+        "rollout",
+        "fraction",
+        "Turns whose reply is valid: it has the required form, only known actions, no surplus "
+        "action, and at least one action.",
     ),
     Metric(
         "effective_frac",
         "rollout",
         "fraction",
-        "Executed actions of a turn that changed the state; mean over turns.",
+        "Share of a turn's executed actions that changed the state, 0 if it executed none; mean "
+        "over turns.",
     ),
     Metric(
         "thoughts_per_turn",
@@ -152,7 +158,7 @@ METRICS = [
     ),
     Metric("critic_lr", "update", "none", "Learning rate of the critic; null without a critic."),
     Metric("pg_loss", "update", "advantage", "Policy loss, without entropy bonus and KL."),
-    Metric("clipfrac", "update", "fraction", "Tokens at which the clipped ratio is active."),
+    Metric("clipfrac", "update", "fraction", "Tokens whose loss takes the clipped ratio."),
     Metric(
         "masked_frac",
         "update",
@@ -191,7 +197,7 @@ METRICS = [
         "Value loss. This, `vf_clipfrac`, `explained_variance` and `grad_norm_critic` are null for "
         "estimators without a critic.",
     ),
-    Metric("vf_clipfrac", "update", "fraction", "Tokens at which the clipped value is active."),
+    Metric("vf_clipfrac", "update", "fraction", "Tokens whose loss takes the clipped value."),
     Metric(
         "explained_variance",
         "update",
@@ -217,16 +223,17 @@ METRICS = [
         "logprob_diff_max",
         "update",
         "nats",
-        "Largest difference between the log-probs of engine and trainer, absolute.",
+        "Largest absolute difference between the log-probs of engine and trainer, in the first "
+        "optimizer step.",
     ),
     # ---------- evaluation
     Metric(
         "eval_success",
         "eval",
         "fraction",
-        "Solved prompts of the first scored environment (`eval_env`).",
+        "Solved prompts of the first evaluated environment (`eval_env`).",
     ),
-    Metric("eval_success/{ENV}", "eval", "fraction", "Solved prompts of the other environments."),
+    Metric("eval_success/{ENV}", "eval", "fraction", "Solved prompts of ENV."),
     Metric("eval_reward", "eval", "reward", "Like `reward`, on the prompts of `eval_success`."),
     Metric("eval_valid_frac", "eval", "fraction", "Like `valid_frac`."),
     Metric(
@@ -406,8 +413,9 @@ def glossary() -> str:
         "(`tensorboard --logdir out`) shows the same numbers, with one group per heading below:",
         "`reward` is called `rollout/reward` there, and `eval_reward` is called `eval/reward`.",
         "",
-        "A *fraction* is a share, from 0 to 1, of the trajectories, groups or tokens that the",
-        "meaning names. Rewards have the unit of the environment. Null means not measured.",
+        "A *fraction*, from 0 to 1, is the share of what the meaning names first, for example of",
+        "trajectories, turns or tokens. Rewards have the unit of the environment. Null means not",
+        "measured.",
         "`python -m support.metrics` prints this page within seconds.",
         "",
     ]
