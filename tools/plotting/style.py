@@ -94,7 +94,7 @@ def percent_axis(axes: Axes) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, with more numbers over a small range."""
+    """Make the y axis logarithmic. If its range is small, minor ticks have numbers, too."""
 
     def between(value: float, _: int) -> str:
         low, high = axes.get_ylim()

@@ -43,7 +43,7 @@ collapse. First warning: for each seed, the iteration of the first sign of colla
 
 
 def wins_by_env(rows: Rows) -> dict[str, Wins]:
-    """Return scored environment -> successes, first the environment of the run."""
+    """Return scored environment -> successes. Training evaluates only the first environment."""
     return {env: wins_in(env, rows) for env in rows[0]["successes"]}
 
 

@@ -128,7 +128,7 @@ class Message(NamedTuple):
 
     report: str  # on the last turn
     budget: str  # turns and actions that are left
-    board: str  # the first lines, while they have equal length and only symbols with layers
+    board: str  # the leading lines that have equal length and consist of symbols of a board
     text: str  # everything after the board
 
 
