@@ -33,7 +33,7 @@ COMMIT_ONE = 0.75  # probability that a turn of `shortest` has one action
 def recite(
     chat: Chat, rollout: Rollout, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play a reset rollout with scripted replies.
+    """Play a rollout with scripted replies. The caller has reset the rollout.
 
     Raises: UserError if the environment fails."""
 
@@ -65,9 +65,9 @@ def num_demonstrations(config: SftConfig) -> int:
 def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     """Play demonstration number `index`.
 
-    The actions of a turn are random with probability `sft_noise`. The first fraction `sft_clean` of
-    the demonstrations has no such turns. The crowd ignores both settings: `draw_player` draws the
-    probability of its random turns.
+    The actions of a turn are random with probability `sft_noise`. The first demonstrations, a
+    fraction `sft_clean` of all, have no random turns. The crowd ignores both settings:
+    `draw_player` draws the probability of its random turns.
 
     Raises: UserError if the environment does not have the player `sft_player`, or fails, or if a
         reply or the first turn is too long."""

@@ -129,7 +129,7 @@ def main(argv: list[str]) -> None:
 
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:
-    """Return the command for RL from the trained model, with the given settings except `ours`."""
+    """Return the command for RL from the trained model. It repeats the arguments except `ours`."""
     ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
     shared = [argument for argument in argv if not argument.startswith(ours)]
     return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])
