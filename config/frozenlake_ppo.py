@@ -13,4 +13,4 @@ batch_size = 32  # trajectories per optimizer step: one step per iteration
 kl_coef = 0.0  # no KL term
 num_iterations = 200
 # The clip range is asymmetric, as in DAPO: clip_low is 0.2 and clip_high is 0.28. With one step per
-# iteration, it acts only on the mismatch of engine and trainer.
+# iteration, ratios differ from 1 only because engine and trainer compute differently.

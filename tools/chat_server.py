@@ -18,17 +18,17 @@ from rollout import Reply
 from tools.web import exchange
 
 ATTEMPTS = 5
-PAUSE_S = 1.0  # pauses between attempts are 1, 3, 7 and 15 times as long
+PAUSE_S = 1.0  # the pauses before attempts 2 to 5 are 1, 3, 7 and 15 times PAUSE_S
 TIMEOUT_S = 120.0  # of one attempt
-PROBE_S = 5.0  # time limit of the first request
+PROBE_S = 5.0  # time limit of the request for the list of models
 
 
-@lru_cache  # a script reads its command line twice, but asks once
+@lru_cache  # a script reads its command line before and after its slow imports, but asks once
 def check_server(url: str) -> None:
     """Ask a server for its models, to report a wrong address or key before the slow imports.
 
-    Statuses other than 401 are accepted, because some servers list no models. A late answer is
-    accepted, because the server may be busy.
+    Statuses other than 401 are accepted, because some servers list no models. A server that
+    connects but sends no complete answer in time is accepted, too, because it may be busy.
     Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP.
     """
     print(f"api_base={url!r}: requesting its list of models", file=sys.stderr, flush=True)

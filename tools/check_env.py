@@ -5,7 +5,7 @@
     python -m tools.check_env quest:w=2,o=3,q=4
 
 Each check prints a line, and a sentence for each problem. The exit code is 1 if a check fails,
-and 2 if the environment cannot be built.
+and 2 if the environment cannot be built or cannot draw its instances.
 """
 
 from configurator import Config, UserError, load_config, printable
@@ -59,7 +59,7 @@ MAX_RANDOM = 0.75  # largest number of wins of the random player per win of the 
 SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless `blocking` is set
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
-TEXT_LIMIT_S = 10.0  # seconds for a step with one of ODD_TEXTS
+TEXT_LIMIT_S = 10.0  # seconds for a step with an odd text
 POLL_S = 0.2  # seconds between tests whether the process still runs
 ODD_TEXTS = (  # texts that must not raise an error in step()
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
@@ -171,7 +171,8 @@ def check_environment(
 ) -> list[Finding]:
     """Run all checks and return the findings.
 
-    Args: report: called with each finding, and before each stage with words such as "it was built".
+    Args: report: called with each finding, and before each stage with words that can follow
+        "while", such as "it was built".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []

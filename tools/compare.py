@@ -312,8 +312,8 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
 
 
 def code_lines(arms: Sequence[Arm]) -> list[str]:
-    """Return a table of files whose uncommitted changes differ between runs, and a list of the
-    saved diffs; [] without changes."""
+    """Return a table of the files whose uncommitted changes differ between runs, and a list of the
+    saved and the missing diffs; [] if no run had uncommitted changes."""
     runs = [run for arm in arms for run in arm.runs]
     if all(run.code_diff == "" for run in runs):
         return []

@@ -4,8 +4,8 @@ The tiny base model is pretrained on games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
 - careful: like greedy, but avoids neighbouring holes and pushing a box into a corner.
-- planner: follows the optimal plan (worlds/planners.py) for a limit of 1 to 3 actions, drawn in
-  each turn.
+- planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
+  drawn again in each turn.
 
     python -m tools.crowd config/frozenlake_ppo.py              # the success of each player
     python -m tools.crowd config/sokoban_ppo.py --samples=16
@@ -32,7 +32,7 @@ from worlds.sokoban_rooms import manhattan_distance
 SEED_CROWD = 15  # separates the random streams of this file from others
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MAX_RANDOM_SHARE = 0.2  # each game draws its share of random turns between 0 and this
+MAX_RANDOM_SHARE = 0.2  # each game draws its probability of random turns between 0 and this
 LONGEST_PLAN = 3  # actions; longer plans are slow to compute on slippery ice
 
 # The cost of a move; the lowest is best. The parts are compared in order.

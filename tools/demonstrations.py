@@ -33,7 +33,7 @@ COMMIT_ONE = 0.75  # probability that a turn of `shortest` has one action
 def recite(
     chat: Chat, rollout: Rollout, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play a reset rollout with scripted replies.
+    """Play a rollout with scripted replies. The caller has reset the rollout.
 
     Raises: UserError if the environment fails."""
 
@@ -41,7 +41,7 @@ def recite(
         prompt = rollout.next_prompt(chat)
         trajectory = rollout.trajectory
         # Without context_turns, the trajectory so far and the prompt must fit into the context.
-        # With context_turns, the prompt repeats earlier turns, and must leave room for a reply.
+        # With context_turns, the prompt is the whole context, and must leave room for a reply.
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
             return None
@@ -65,8 +65,9 @@ def num_demonstrations(config: SftConfig) -> int:
 def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     """Play demonstration number `index`.
 
-    The actions of a turn are random with probability `sft_noise`. The first fraction `sft_clean` of
-    the demonstrations has no such turns. The crowd has random turns of its own (`draw_player`).
+    The actions of a turn are random with probability `sft_noise`. The first demonstrations, a
+    fraction `sft_clean` of all, have no random turns. The crowd ignores both settings:
+    `draw_player` draws the probability of its random turns.
 
     Raises: UserError if the environment does not have the player `sft_player`, or fails, or if a
         reply or the first turn is too long."""
@@ -94,7 +95,7 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
-    A demonstration is left out if it fails, has too long a reply, or if no turn of it fits.
+    A demonstration is left out if its game fails, if a reply is too long, or if no turn fits.
     One failure among several demonstrations is allowed, unless max_error_frac is 0. A failure is
     seeded, so a restart would only repeat it.
 
@@ -281,7 +282,7 @@ def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     A reply that was cut off gets no end-of-turn token, unless the reply is empty.
 
     Raises: LookupError or TypeError for another kind of record."""
-    # Older files do not name the split. If they name a policy, eval.py wrote them.
+    # Older files do not name the split. A record that names a policy is a game of an evaluation.
     split = record.get("split", "eval" if "policy" in record else "train")
     trajectory = Trajectory(
         tuple(record["seed"]),

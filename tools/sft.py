@@ -5,7 +5,8 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
---export writes demonstrations and does not train. The example writes 400: 25 steps of 16.
+--export writes demonstrations and does not train. The command above writes 400 demonstrations, for
+25 steps of 16.
 --sft_file trains on such a file.
 
 Without --sft_file, scripted players generate the demonstrations. With torchrun, the processes share
@@ -128,7 +129,7 @@ def main(argv: list[str]) -> None:
 
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:
-    """Return the command for RL from the trained model, with the given settings except `ours`."""
+    """Return the command for RL from the trained model. It repeats the arguments except `ours`."""
     ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
     shared = [argument for argument in argv if not argument.startswith(ours)]
     return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])
@@ -413,7 +414,7 @@ def load_state(
 
 
 def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
-    """Return AdamW. With `sft_muon_lr`, Muon takes the matrices of the transformer blocks."""
+    """Return AdamW. With `sft_muon_lr`, Muon trains the matrices of the transformer blocks."""
     matrices = []
     others = []
     for name, p in trainable_parameters(policy).items():
@@ -424,7 +425,7 @@ def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optim
             others.append(p)
     decay = config.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
-    if others:  # empty if Muon trains LoRA, which has only matrices
+    if others:  # empty for LoRA with Muon, because LoRA has only matrices
         optimizers.append(
             torch.optim.AdamW(others, lr=config.sft_lr, betas=(0.9, 0.99), weight_decay=decay)
         )

@@ -39,7 +39,7 @@ MEMORY_BYTES = 2_000_000_000  # the conversion took 1.3 GB
 PIP_TIMEOUT_S = 15
 
 # Greedy answers in float32, cut after ANSWER_TOKENS. The log-prob of each token is at least 0.08
-# nats above the second best, so rounding errors do not change the answers.
+# nats above that of the second-best token, so rounding errors do not change the answers.
 ANSWER_TOKENS = 12
 ANSWERS = {
     "What is the capital of France?": "The capital of France is Paris.",

@@ -10,7 +10,7 @@
 
 The page, GIF or plot (PNG and PDF) is written into the folder of the first run, or beside a file of
 trajectories. The page is one HTML file and needs no network. Its address in the browser names the
-trajectory, the turn and the filters, so it can be shared as a link.
+trajectory, the turn and the filters, so the address links to what the browser shows.
 """
 
 from configurator import UserError

@@ -1,6 +1,6 @@
 """One HTTP request to an untrusted server, with a limit on time and bytes.
 
-Redirects are not followed, because a redirect would send the server's key to another host. Requests
+Redirects are not followed, because a redirect could send the server's key to another host. Requests
 by https use the proxy in HTTPS_PROXY, except for servers in NO_PROXY.
 """
 

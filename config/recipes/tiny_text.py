@@ -17,6 +17,6 @@ num_iterations = 40
 group_size = 8
 filter_keep = 0.5
 batch_size = 16
-num_epochs = 2  # four optimizer steps on 32 of 64 trajectories
+num_epochs = 2  # four optimizer steps per iteration, on 32 of 64 trajectories
 learning_rate = 3e-4
 turn_lam = 0.9

@@ -46,7 +46,7 @@ class TrainedRun:
     wins: dict[str, Wins]  # by scored environment; the first is that of `evaluations`
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
-    code_diff: str | None = ""  # from the commit to the code of the run; None: unknown
+    code_diff: str | None = ""  # uncommitted changes as a diff; None: not saved
 
     def is_finished(self) -> bool:
         return bool(self.wins)
@@ -85,7 +85,7 @@ def read_run(folder: Path) -> TrainedRun:
     """Read the folder of a run, finished or not.
 
     If a restart changed how the run evaluates, earlier evaluations are left out.
-    Raises: UserError if the folder holds no run, or other data than a run writes."""
+    Raises: UserError if the folder holds no run, no evaluation, or data that no run writes."""
     config = load_saved(folder)
     wins = read_wins(folder / "scores.json")
     evaluations = {}
@@ -96,7 +96,7 @@ def read_run(folder: Path) -> TrainedRun:
     check_metrics(folder)
     steps = read_rows(folder / "metrics.jsonl", shape=STEP)
     steps = without_old_evaluations(steps, evaluations_changed_at(earlier, config))
-    num_games = config.num_groups * config.group_size  # in an iteration
+    num_games = config.num_groups * config.group_size  # in an iteration without dynamic sampling
     cpu_s = accumulate(step["cpu_s"] or 0.0 for step in steps)
     tokens = accumulate(num_games * (step["response_length"] or 0.0) for step in steps)
     for step, cpu_s_so_far, tokens_so_far in zip(steps, cpu_s, tokens, strict=True):

@@ -113,8 +113,8 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % intervals over prompts and seeds of I evaluations: lower and upper ends (I,).
 
-    An interval is `rate_interval` if the solved prompts are known, else `interval_of_rates`, a
-    little wider. It is NaN if a seed has no rate.
+    An interval is `rate_interval` if the solved prompts are known. Otherwise it is
+    `interval_of_rates`, which is at least as wide. It is NaN if a seed has no rate.
 
     Args:
         rates: success rates of S seeds, (S, I).

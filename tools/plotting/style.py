@@ -41,8 +41,8 @@ STYLE = {
 }
 PLAYER_LOOK = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 LABEL_GAP = 1.35  # smallest distance of two labels, in multiples of the font size
-LEGEND_WIDTH = 2.6  # inches of an entry, at least
-LETTER_WIDTH = 0.1  # inches of a letter in the legend
+LEGEND_WIDTH = 2.6  # smallest width of a legend entry, in inches
+LETTER_WIDTH = 0.1  # width of a letter in the legend, in inches
 LABEL_X = 1.045  # where labels begin, as a fraction of the axes
 
 
@@ -94,7 +94,7 @@ def percent_axis(axes: Axes) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, with more numbers over a small range."""
+    """Make the y axis logarithmic. If its range is small, minor ticks have numbers, too."""
 
     def between(value: float, _: int) -> str:
         low, high = axes.get_ylim()

@@ -43,7 +43,7 @@ collapse. First warning: for each seed, the iteration of the first sign of colla
 
 
 def wins_by_env(rows: Rows) -> dict[str, Wins]:
-    """Return scored environment -> successes, first the environment of the run."""
+    """Return scored environment -> successes. Training evaluates only the first environment."""
     return {env: wins_in(env, rows) for env in rows[0]["successes"]}
 
 
@@ -183,7 +183,7 @@ def cost_lines(curves: Curves) -> list[str]:
 
 
 def player_lines(curves: Curves) -> list[str]:
-    """Return a line of reference players for each group of curves with equal results."""
+    """Return a line of reference players for each group of table rows with equal player results."""
     labels: dict[str, list[str]] = {}
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
@@ -194,13 +194,17 @@ def player_lines(curves: Curves) -> list[str]:
 
 
 def rate(wins: np.ndarray) -> str:
-    """Return the success rate in %, its interval, and the seeds' rates. Args: wins: (S, n)."""
+    """Return the success rate in % and its interval, and each seed's rate if the seeds differ.
+
+    Args: wins: (S, n) successes."""
     low, high = rate_interval(wins)
     return percent(wins, float(low), float(high))
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Return the success of `a` minus that of `b` in %, the interval, and the seeds' differences.
+    """Return the success of `a` minus that of `b` in % and its interval.
+
+    The difference of each seed follows if the seeds differ.
 
     Args: a, b: (S, n) successes, paired by seed and instance."""
     low, high = difference_interval(a, b)

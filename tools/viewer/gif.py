@@ -69,7 +69,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
         raise UserError(f"{name} has trajectories from 0 to {len(trajectories) - 1}, got {index}")
     trajectory = trajectories[index]
     cells = data["cells"][trajectory["env"]]
-    arrows = ARROWS if cells else {}  # environments without boards have no directions
+    arrows = ARROWS if cells else {}  # arrows stand for moves on a board
     frames = [turn_frame(turn, arrows) for turn in trajectory["turns"]]
     frames.append(end_frame(trajectory, arrows))
 

@@ -114,7 +114,7 @@ SOKOBAN_CELLS = (  # layers of each symbol, in the order of the alphabets in Sok
     ("floor", "target", "player"),
 )
 
-# Episode puts a header before an observation: a report on the last turn, then the budget.
+# Episode puts a header before an observation: a report on the turn before, then the budget.
 HEADER = re.compile(
     r"(?:(?P<report>.*?)\n)?"
     r"(?P<budget>Turn \d+ of \d+, \d+ actions? left)\.\n"
@@ -126,9 +126,9 @@ HEADER = re.compile(
 class Message(NamedTuple):
     """The parts of a user message; "" for a missing part."""
 
-    report: str  # on the last turn
+    report: str  # on the turn before
     budget: str  # turns and actions that are left
-    board: str  # the first lines, while they have equal length and only symbols with layers
+    board: str  # the leading lines that have equal length and consist of symbols of a board
     text: str  # everything after the board
 
 
