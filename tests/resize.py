@@ -1,5 +1,5 @@
 """
-Train a run of three iterations on 2, 1 and 2 ranks, with a restart after each iteration.
+Train a run of three iterations on 2, 1 and 2 ranks, with restarts between the iterations.
 
 The run replays the trajectories of another run, which trains on one rank without restarts. The
 losses of the two runs must agree. test_parallel.py runs this file:
