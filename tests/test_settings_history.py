@@ -1,4 +1,4 @@
-"""Tests of support/settings_history.py: settings from before a --take_config=True."""
+"""Tests of support/settings_history.py: settings before and after --take_config=True."""
 
 from configurator import Config, UserError
 
