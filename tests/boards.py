@@ -22,7 +22,8 @@ LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
-# O is a hole of the lake, but a target in the room. Instances number the cells row by row from 0.
+# O is a hole in LAKE_BOARD and a target in ROOM_BOARD.
+# Instances number the cells row by row from 0.
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
 ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
 
@@ -74,7 +75,10 @@ def episode_in(board, *, max_actions=10, **settings):
 
 
 def raw_draws(spec, count, seed=0):
-    """Return an environment and `count` draws, which may repeat or be evaluation instances."""
+    """Return an environment and `count` instances that it draws.
+
+    Repeated instances and instances of the evaluation are not left out.
+    """
     env = make_env(spec)
     rng = np.random.default_rng([seed, 4])
     return env, [env.draw(rng) for _ in range(count)]
@@ -192,8 +196,8 @@ def success_rate(env, instance, choose, games, seed):
 def assert_mean(values, reference, reference_values=256):
     """Assert that the mean of `values` is within 3.5 combined standard errors of `reference`.
 
-    `reference` is a mean over `reference_values` instances of RAGEN's generator. Their std is taken
-    to be that of `values`.
+    `reference` is a mean over `reference_values` instances of RAGEN's generator. Their std is
+    unknown, and the std of `values` replaces it.
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)

@@ -1,5 +1,5 @@
 """
-Train in forks of a process that has imported everything, which saves 7 CPU-s a run.
+Train in forks of a process that has imported everything, which saves 7 CPU seconds a run.
 
     python tests/forks.py RUNS      # RUNS: JSON, a list of [number of ranks, arguments of train.py]
 """
@@ -85,7 +85,8 @@ def import_vllm():
 def inspect_in_this_process():
     """Let vLLM inspect a model class in this process.
 
-    vLLM starts a process for it, to leave CUDA alone in this one. That takes 13 CPU-s."""
+    By default vLLM inspects it in another process, so that this one does not initialize CUDA.
+    Starting the other process takes 13 CPU seconds."""
     registry = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda inspect: inspect()
 

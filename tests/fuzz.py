@@ -49,7 +49,7 @@ CONFIG = small_config(
 
 
 class Script:
-    """An engine that gives each trajectory `replies` in order, in a loop."""
+    """An engine that answers each trajectory with `replies` in order, and then starts over."""
 
     def __init__(self, *replies):
         self.replies = replies

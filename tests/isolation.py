@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path.home() / ".cache"
 os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
 os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
-# Keep the cache of vLLM: filling it takes 13 CPU-s.
+# Keep the cache of vLLM: filling it takes 13 CPU seconds.
 os.environ["VLLM_CACHE_ROOT"] = str(Path(sys.prefix, "vllm_cache"))
 HOME = tempfile.TemporaryDirectory(prefix="nanoragen_home_")
 os.environ["HOME"] = HOME.name

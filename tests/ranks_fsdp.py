@@ -95,7 +95,7 @@ CASES = {  # case -> number of trajectories, settings
     "a reference": (9, dict(kl_coef=0.1)),
     "clipping": (9, dict(grad_clip=1e-3)),
     "an LM head of its own": (9, dict(model="qwen3_untied")),
-    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # 2 ranks share 3 rows of A
+    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # 2 ranks split the 3 rows of A
 }
 
 
@@ -154,7 +154,7 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
             counted += mine
             num_tokens.append(sum(len(played[i].ids) for i in mine))
         assert sorted(counted) == list(range(count))
-        if count == 16:  # balanced: token counts differ by at most the longest trajectory
+        if count == 16:  # token counts of the ranks differ by at most the longest trajectory
             longest = max(len(t.ids) for t in played)
             assert abs(num_tokens[0] - num_tokens[1]) <= longest
 

@@ -1,8 +1,8 @@
 """
-Train for three iterations with 2, 1 and 2 ranks and restarts in between.
+Train a run of three iterations on 2, 1 and 2 ranks, with restarts between the iterations.
 
-This run replays the trajectories of an uninterrupted run on one rank. The losses of both runs must
-be equal. test_parallel.py runs this file:
+The run replays the trajectories of another run, which trains on one rank without restarts. The
+losses of the two runs must agree. test_parallel.py runs this file:
 
     python tests/resize.py MODEL FOLDER
 """

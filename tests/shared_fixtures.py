@@ -122,7 +122,7 @@ def random_model(small_tokenizer):
 def trained_folder(tmp_path_factory, tokenizer):
     """A small model after 30 steps of SFT. About half of its replies are well formed, so scores
     vary."""
-    if "NANORAGEN_TEST_START" in os.environ:  # set by the test that runs torchrun
+    if "NANORAGEN_TEST_START" in os.environ:  # test_parallel.py sets it for torchrun
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     import model
     from dialogue import Chat

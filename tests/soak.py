@@ -27,14 +27,14 @@ from support.log import Log
 
 
 class Moment(NamedTuple):
-    """A process kills itself at the `count`-th call of function `name`, in any thread."""
+    """When a process kills itself: at the `count`-th call of function `name`, in any thread."""
 
     owner: Any
     name: str
     count: int
 
 
-# kind of moment -> owner and name of a function, and about how many calls an iteration makes
+# kind of moment -> owner and name of a function, and its approximate number of calls an iteration
 MOMENTS = {
     "write": (os, "fsync", 10),
     "rollout": (VLLMEngine, "step", 8),

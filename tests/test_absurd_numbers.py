@@ -1,5 +1,5 @@
-"""Tests that extreme numbers in settings, such as nan and inf, work or give a one-sentence
-error."""
+"""Tests of extreme numbers in settings, such as nan and inf, and of config files that end the
+process."""
 
 from configurator import (
     LARGEST,

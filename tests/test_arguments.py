@@ -1,4 +1,4 @@
-"""Tests that a mistake on the command line gives a one-sentence error before torch is imported."""
+"""Tests of the command line: a mistake gives a one-sentence error before torch is imported."""
 
 from configurator import UserError
 

@@ -110,7 +110,7 @@ def test_an_old_record_of_a_cut_reply():
     turn = {"tokens": ["a", "b"], "surprise": [0.5, 0.5]}
     assert view_data.explain_cut(turn) == "The reply was cut off at 2 tokens."
     assert view_data.explain_cut({**turn, "tokens": ["a", "<|im_end|>"]}) == ""
-    # a turn of a reference player has no tokens
+    # in a record, a turn of a reference player has no surprise
     assert view_data.explain_cut({**turn, "surprise": []}) == ""
 
 
@@ -268,7 +268,7 @@ def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
     config = replace(config, sampling_rounds=2, max_error_frac=0.5)
     learner = SimpleNamespace(config=config, step=0, policy=None)
     played = train.collect_rollouts(learner, None, None)
-    assert asked == [3, 2]  # [3, 1] if the group with an error counted
+    assert asked == [3, 2]  # [3, 1] if [high, failed] counted as a group with variance
     kept = without_errors(played, 2)
     scores = torch.tensor([trajectory.score for trajectory in kept])
     assert scores.view(-1, 2).std(1).gt(0).sum() == 3

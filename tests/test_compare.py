@@ -133,7 +133,7 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
         lines_with(text, "| grpo | 0, 1, 2")[0],
         lines_with(text, "| rloo | 0")[0],
     )
-    # the last cell shows the best evaluation, here the start
+    # the last cell shows the best evaluation, 2 of 8 prompts
     assert "| 0.0 [0.0, " in grpo_line and grpo_line.endswith("| 25.0 |")
     # the best evaluations of the three seeds: 2, 4 and 7 of 8 prompts
     assert "| 50.0 [" in rloo_line and rloo_line.endswith("(25.0, 50.0, 75.0) | 54.2 |")
@@ -143,8 +143,9 @@ def test_a_certain_difference(two_arms, capsys):
     grpo, _ = two_arms
     best = [write_run(f"best_s{s}", [6, 6], seed=s, estimator="dr_grpo") for s in range(3)]
     compare.main([*grpo, "vs", *best, "--out=result"])
-    # The seeds agree, so only prompts vary: six times 1, twice 0, and the added -1 and 1. The ten
-    # values have mean 0.6 and variance 0.44. 1.959964 * sqrt(0.044) = 0.41112
+    # The seeds agree, so only prompts vary. Their differences are six times 1 and twice 0, and the
+    # interval appends -1 and 1. The ten values have mean 0.6 and variance 0.44.
+    # 1.959964 * sqrt(0.044) = 0.41112
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     sentence = "The arm named first is better: the interval is above 0."
     assert line == f"- best - grpo: 75.0 [33.9, 100.0] points. {sentence}"
@@ -289,7 +290,7 @@ def test_the_interval_over_seeds_holds_the_true_mean_in_95_of_100_cases():
 
 
 def test_the_interval_of_the_verdict_errs_at_most_5_times_of_100():
-    """The methods do not differ. Success varies with seed and prompt."""
+    """The two methods are equal, and success varies with seed and prompt."""
     rng = np.random.default_rng(0)
     prompts = rng.normal(size=(500, 1, 64))
     wins = []

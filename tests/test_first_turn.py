@@ -1,4 +1,7 @@
-"""Tests of check_first_turn(), which tries a first turn before a run, and of limits of draws."""
+"""Tests of check_first_turn(), which tries a first turn before a run.
+
+Other tests: the time limit of draws, and games that start at the same time.
+"""
 
 from configurator import UserError
 

@@ -378,7 +378,7 @@ def test_statements_by_hand(board, moves, facts):
 
 
 def safest_way(board):
-    """Return the shortest path from P to G with the fewest holes beside its moves."""
+    """Of the shortest paths from P to G, return the one with the fewest holes beside its moves."""
     places = {}
     for row, line in enumerate(board.split("\n")):
         for col, symbol in enumerate(line):

@@ -1,4 +1,4 @@
-"""Tests of files that an attacker may prepare: links in place of files, and bad content."""
+"""Tests of files that an attacker may prepare, such as links, pipes and bad content."""
 
 from configurator import Config, UserError
 

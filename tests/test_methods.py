@@ -1,4 +1,4 @@
-"""Tests of methods.py: numbers worked out by hand, slow loops, and settings that change nothing."""
+"""Tests of methods.py against numbers worked out by hand and slow loops."""
 
 from configurator import Config, UserError, load_config
 
@@ -138,8 +138,8 @@ def test_a_density_that_is_none_is_refused():
 def test_gigpo_by_hand():
     """Both trajectories start in state a; the first then visits b twice. The scores are 1 and 0."""
     rewards = torch.tensor([0.0, 0.0, 1.0, 0.0])
-    # Returns G of the turns with gamma 0.5: 0.25 in a, 0.5 in b, 1 in b, 0 in a. Means of G: 0.125
-    # in a, 0.75 in b.
+    # With gamma 0.5, the turns have the returns G = 0.25 in a, 0.5 in b, 1 in b, and 0 in a. The
+    # means of G are 0.125 in a and 0.75 in b.
     states = ["a", "b", "b", "a"]
     batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
     options = dict(state_weight=2.0, turn_gamma=0.5)
@@ -352,8 +352,8 @@ def pieces_of(numbers):
 def slow_gspo(new, old, advantages, numbers, clip_low, clip_high):
     """Return loss and gradient of equation 5 of arXiv 2507.18071.
 
-    The ratio s of a sequence is the geometric mean of its token ratios. Its gradient with respect
-    to log pi(y_t) is s / |y|, by equation 10.
+    The ratio s of a sequence is the geometric mean of its token ratios. By equation 10, the
+    gradient of s with respect to log pi(y_t) is s / |y|.
     """
     pieces = pieces_of(numbers)
     loss = 0.0

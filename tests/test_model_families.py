@@ -540,7 +540,7 @@ def test_a_tokenizer_without_chatml(missing):
 
 
 def test_marks_that_text_could_forge():
-    """Text could forge a mark, because an added token that is not special is found in any text."""
+    """In any text, even in a reply, the tokenizer finds an added token that is not special."""
     FAMILIES["other"] = FAMILIES["qwen2"]._replace(special=(), roles={}, added=(IM_START, IM_END))
     tokenizer = build_tokenizer("other")
     del FAMILIES["other"]

@@ -176,8 +176,9 @@ def metrics_of(matrix, own, lengths=None):
 
 
 def test_two_by_two_by_hand():
-    # Thought 0 has two tokens. Its p is 1/4 after its own prompt and 1/16 after the other prompt,
-    # which is 1/2 and 1/4 per token. Thought 1 has one token, with p = 1/2 and 1/8.
+    # Thought 0 has two tokens. Its p is 1/4 after its own prompt and 1/16 after the other prompt;
+    # the geometric means over its tokens are 1/2 and 1/4. Thought 1 has one token. Its p is 1/2
+    # after its own prompt and 1/8 after the other prompt.
     found = metrics_of(log([1 / 4, 1 / 8], [1 / 16, 1 / 2]), [0, 1], [2, 1])
     per_token = [math.log(1 / 2), math.log(1 / 2)], [math.log(3 / 8), math.log(5 / 16)]
     per_thought = [math.log(1 / 4), math.log(1 / 2)], [math.log(5 / 32), math.log(5 / 16)]

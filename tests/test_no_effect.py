@@ -192,7 +192,7 @@ def test_a_second_normalisation_changes_no_advantage(case, trained_folder, one_r
     torch.testing.assert_close(*advantages, rtol=1e-4, atol=1e-4)
 
 
-# (settings, setting, value) for which a setting of the tables above has an effect
+# (settings, setting that has an effect with them, another value of it)
 ACTIVE = [
     (TWO_GRPO, "clip_high", 1e-4),
     (TWO_GRPO, "clip_low", 0.001),

@@ -1,4 +1,4 @@
-"""Tests of packing.py: packs worked out by hand. test_model.py tests attention in packs."""
+"""Tests of packing.py. test_model.py tests attention in packs."""
 
 from dataclasses import dataclass
 

@@ -74,8 +74,9 @@ def commands():
 
 
 def command_words(text):
-    """Return the words of a command, which begins with a word of STARTS. Return [] if the text has
-    none."""
+    """Return the words of the command in a text, which begins with a word of STARTS.
+
+    Return [] if the text holds no complete command."""
     words = []
     for word in re.findall(r'--\w+="[^"]*"|\S+', text.replace('ARGS="', "ARGS= ")):
         is_quoted = word.startswith("--") and '="' in word

@@ -659,7 +659,7 @@ def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
 
 
 def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, monkeypatch, capsys):
-    """Half of the free memory holds five rows."""
+    """Half of the free memory, which the cache may take, holds five rows."""
     config = small_config(max_turns=2)
     expected = play(trained_model, chat, config)
     assert capsys.readouterr().out == ""

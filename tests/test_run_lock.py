@@ -1,6 +1,6 @@
 """Tests of support/run_lock.py: the lock of a run folder, and signals.
 
-A test forks its process, which saves importing torch again.
+One test forks its process, because a new process would have to import torch again.
 """
 
 import os

@@ -137,7 +137,7 @@ def commands_that_run():
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "pytest-xdist" not in line:  # a worker's title may show the command
+            if "pytest-xdist" not in line:  # the title of a pytest worker may show the command
                 lines.append(line)
         except OSError:
             continue
@@ -432,7 +432,7 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
         ([FIX_ADD], 0.5),  # fixes one of two failing tests
         pytest.param([], 0.0, marks=pytest.mark.slow),
         pytest.param([FIX_ADD, FIX_MUL], 1.0, marks=pytest.mark.slow),
-        # two of three tests pass, as after one fix
+        # two of three tests pass: as many as after one fix
         pytest.param([FIX_ADD, FIX_MUL, BREAK_SAME], 0.5, marks=pytest.mark.slow),
         pytest.param([BREAK_SAME], 0.0, marks=pytest.mark.slow),
         # submit restores the tests

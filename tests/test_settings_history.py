@@ -1,4 +1,4 @@
-"""Tests of support/settings_history.py: settings that changed while a run trained."""
+"""Tests of support/settings_history.py: settings before and after --take_config=True."""
 
 from configurator import Config, UserError
 

@@ -1,4 +1,4 @@
-"""Tests of Sokoban against an independent simulator, brute force, RAGEN's code and drawn rooms."""
+"""Tests of Sokoban against an independent simulator, brute force, RAGEN's rooms and drawn rooms."""
 
 import time
 from itertools import product

@@ -164,7 +164,7 @@ def test_group_advantages_without_variance_are_zero(estimator):
 
 def test_stats_within_groups_by_hand():
     # Group 4 has the scores 1 and 5, with mean 3 and variance (4 + 4) / 1.
-    # Group 2 has three times 7. Group 0 has one score.
+    # Group 2 has the scores 7, 7 and 7. Group 0 has one score.
     scores, groups = doubles(1, 7, 5, 7, 7, -2), torch.tensor([4, 2, 4, 2, 2, 0])
     mean, std, size = starpo._stats_within_groups(scores, groups)
     close(mean, [3, 7, 3, 7, 7, -2])
@@ -179,8 +179,8 @@ TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
 NORMALISED_WITHIN = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
 R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
 NORMALISED = [
-    # The mean scores are 1.5 and 4 for group, 11 / 4 for batch, and 3 and 2.5 for env. The last
-    # turn of a trajectory takes the change of its score.
+    # The mean scores are 1.5 and 4 for "group", 11 / 4 for "batch", and 3 and 2.5 for "env". The
+    # change of a trajectory's score is added to the reward of its last turn.
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
@@ -1050,7 +1050,7 @@ def test_k2_and_k3_as_loss_have_the_gradients_of_the_two_kls():
     logits, logprobs, ref = enumerated_policy()
     (logprobs.exp() * (logprobs - ref)).sum().backward()  # KL(policy || reference)
     close(expected_loss_gradient("k2"), logits.grad)
-    # the gradient of KL(reference || policy) in the logits is p - q
+    # in the logits, KL(reference || policy) has the gradient p(policy) - p(reference)
     gradient = (logprobs.exp() - ref.exp()).detach()
     close(expected_loss_gradient("k3"), gradient)
     assert gradient.abs().max() > 0.1

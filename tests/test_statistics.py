@@ -51,7 +51,8 @@ def test_t_quantiles():
     # With two degrees of freedom, the distribution function is 1/2 + t / (2 sqrt(2 + t^2)).
     t = t_quantile(2)
     assert 0.5 + t / (2 * math.sqrt(2 + t * t)) == pytest.approx(0.975, abs=1e-6)
-    assert t_quantile(10) == t_quantile(99) == 2.2281  # above 10, a little too large
+    # More than ten degrees of freedom have the quantile of ten, which is a little too large.
+    assert t_quantile(10) == t_quantile(99) == 2.2281
 
 
 # ---------- intervals over seeds and instances
@@ -222,7 +223,10 @@ def test_intervals_hold_the_true_value_on_the_whole_grid():
     "num_seeds, rate, difference", [(2, 67, 70), (3, 49, 54), (5, 67, 67), (10, 89, 89)]
 )
 def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate, difference):
-    """Each seed ends at 10 % with probability 1/5, else at 80 %: the example of `rate_interval`."""
+    """Each seed ends at 10 % with probability 1/5, else at 80 %.
+
+    The docstring of `rate_interval` has this example.
+    """
     rng = np.random.default_rng(num_seeds)
     collapses = rng.random((1000, num_seeds, 1)) < 0.2
     chances = np.where(collapses, 0.1, 0.8)

@@ -422,8 +422,8 @@ def find_swallowed_errors(tree):
 
 
 def find_defaults(tree):
-    """Yield lines of getattr(.., key, default) and config.get(key, ..) of a computed key or a
-    setting."""
+    """Yield lines that call getattr(.., key, default) or config.get(key, ..), if `key` is computed
+    or is the name of a setting."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

@@ -342,7 +342,8 @@ RIVERS = [
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
         # Without a title in the question, its words are the query.
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
-        # If title and words do not find the answer, the last query names a passage with it.
+        # If title and words do not find the answer, the last query names a passage that
+        # has the answer.
         (
             "Where is Mozart from, the Rhine?",
             "Mediterranean",

@@ -236,7 +236,7 @@ def records_of(folder):
     records = []
     while place + 7 <= len(data):
         left = 32768 - place % 32768
-        if left < 7:  # too short for a head
+        if left < 7:  # too short for checksum, size and kind
             place += left
             continue
         size = int.from_bytes(data[place + 4 : place + 6], "little")

@@ -1,4 +1,4 @@
-"""Tests of hostile servers: a bad reply costs one attempt, but does not end the evaluation."""
+"""Tests of tools/web.py and tools/chat_server.py with hostile and dead servers."""
 
 from configurator import UserError
 

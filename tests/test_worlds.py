@@ -340,9 +340,9 @@ def test_a_win_is_worth_more_than_any_loss(density):
 
 
 def listed_otherwise(instance):
-    """Return the same game, listed otherwise.
+    """Return another instance of the same game.
 
-    A quest has its lists reversed and a longer path. A household has its things renumbered.
+    A quest gets reversed lists and a longer path. The things of a household get other numbers.
     """
     if instance[0] == "household":
         *parts, things = instance

@@ -45,7 +45,7 @@ HOUSE = (
 )
 HOUSE_PLAN = list(HOUSE[-1])
 
-# The task is to put a hot apple on the table.
+# The task of KITCHEN is to put a hot apple on the table.
 APPLE_AND_MUG = (("apple 1", "drawer 1"), ("mug 1", "table 1"))
 KITCHEN = ("household", "kitchen", "heat", "apple", "table", "", APPLE_AND_MUG)
 STUDY = ("household", "bedroom", "light", "book", "desklamp", "desk 1", (("book 1", "bed 1"),))
