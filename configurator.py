@@ -169,7 +169,7 @@ class Config:
     # Hugging Face id, folder, or 'tiny' (the pretrained model in base/)
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"
     dtype: Dtype = "auto"  # type to compute in; auto: bfloat16 on cuda, float32 on cpu
-    lora_rank: Natural = 0  # LoRA on all linear layers of policy and critic; 0 = train all weights
+    lora_rank: Natural = 0  # LoRA on the linear layers of all blocks, in policy and critic; 0 = off
     compile: bool = False  # True: torch.compile the MLPs and norms of policy and critic
 
     # -- rollout

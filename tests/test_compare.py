@@ -16,7 +16,7 @@ from support.run_folder import load_saved, save_config
 from support.statistics import difference_interval, seed_interval
 from tools import compare
 from tools.plotting import style
-from tools.plotting.arms import make_arms
+from tools.plotting.arms import make_arms, sampled_tokens
 
 LAKE = "frozenlake:size=4"
 NUM_PROMPTS = 8
@@ -183,6 +183,13 @@ def test_costs_up_to_a_success_rate(two_arms, capsys):
     text = capsys.readouterr().out
     assert "## Cost of 25 % success" in text  # every run starts at 25 %
     assert "| rloo | 3 of 3 | reached before RL | reached before RL |" in text
+
+
+def test_dynamic_sampling_costs_the_tokens_of_all_sampled_groups():
+    config = Config(num_groups=2, group_size=16)
+    step = {"response_length": 10.0}
+    assert sampled_tokens(step, config) == 2 * 16 * 10
+    assert sampled_tokens(step | {"sampled_groups": 5}, config) == 5 * 16 * 10
 
 
 def test_a_start_that_reaches_the_success_of_some_seeds_is_named(two_arms, capsys):

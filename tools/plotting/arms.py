@@ -24,7 +24,13 @@ from support.settings_history import (
 Wins = dict[str, np.ndarray]  # "start", "after RL" or reference player -> (n,) of 0 and 1
 POLICIES = ("start", "after RL")
 RATE = (float, None)
-STEP = {"step": int, "eval_success": RATE, "cpu_s": RATE, "response_length": RATE}
+STEP = {
+    "step": int,
+    "eval_success": RATE,
+    "cpu_s": RATE,
+    "response_length": RATE,
+    "sampled_groups": (int, ...),  # not in old rows
+}
 LONGEST_NAME = 60
 
 
@@ -96,9 +102,8 @@ def read_run(folder: Path) -> TrainedRun:
     check_metrics(folder)
     steps = read_rows(folder / "metrics.jsonl", shape=STEP)
     steps = without_old_evaluations(steps, evaluations_changed_at(earlier, config))
-    num_games = config.num_groups * config.group_size  # in an iteration without dynamic sampling
     cpu_s = accumulate(step["cpu_s"] or 0.0 for step in steps)
-    tokens = accumulate(num_games * (step["response_length"] or 0.0) for step in steps)
+    tokens = accumulate(sampled_tokens(step, config) for step in steps)
     for step, cpu_s_so_far, tokens_so_far in zip(steps, cpu_s, tokens, strict=True):
         if step["eval_success"] is not None:
             evaluation = Evaluation(step["eval_success"], cpu_s_so_far, tokens_so_far)
@@ -110,6 +115,12 @@ def read_run(folder: Path) -> TrainedRun:
     commit = str(read_json(folder / "config.json", {}).get("git_commit") or "unknown")
     code_diff = read_code_diff(folder, commit)
     return TrainedRun(folder, config, commit, wins, evaluations, earlier, code_diff)
+
+
+def sampled_tokens(step: dict, config: Config) -> float:
+    """Return the number of tokens that an iteration sampled in its rollouts."""
+    num_groups = step.get("sampled_groups", config.num_groups)
+    return num_groups * config.group_size * (step["response_length"] or 0.0)
 
 
 def read_code_diff(folder: Path, commit: str) -> str | None:
