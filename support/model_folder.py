@@ -1,4 +1,4 @@
-"""Finds or downloads a model, and checks that it can be trained before anything is built from it.
+"""Finds or downloads a model, and checks its files before a model is built from them.
 
 The checks import neither torch nor transformers, and run no code of the folder.
 

@@ -1,4 +1,4 @@
-"""Checks before a run: the engine, W&B, the NVIDIA driver, free memory and environments."""
+"""Checks the engine, W&B, the NVIDIA driver and environments before a run; finds free memory."""
 
 from configurator import Config, UserError
 

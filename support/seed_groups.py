@@ -73,7 +73,7 @@ def earlier_without_seed(earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
 
 
 def settings_of_model(folder: str) -> Config | None:
-    """The settings of the run that trained a model; None without its config.json."""
+    """The settings of the run that trained a model; None if the run has no config.json."""
     try:
         return load_saved(Path(folder).parent / "config.json")
     except UserError:  # missing, or the config.json of another program

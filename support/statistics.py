@@ -37,7 +37,7 @@ def rate_interval(wins: ndarray) -> Interval:
     each seed ends at 10 % with probability 1/5, else at 80 %. The table says how often the
     intervals contain the true value in 20,000 simulated experiments with 256 instances. The last
     column is for the difference to a player that wins half of its games. Half of the experiments
-    with three seeds have no collapsed seed, so `percent` writes each seed beside the interval.
+    with three seeds have no seed at 10 %, so `percent` writes each seed beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -235,7 +235,7 @@ def jackknife_interval(
     Returns:
         The statistic of all observations (...) and the half-width (...), NaN for one cluster.
 
-    >>> x = np.array([1.0, 2.0, 3.0])  # of a mean it is t times the standard error 1 / sqrt(3)
+    >>> x = np.array([1.0, 2.0, 3.0])  # half-width: t times the standard error 1 / sqrt(3)
     >>> value, half_width = jackknife_interval(lambda mask: x[mask].mean(), np.arange(3))
     >>> float(value), round(float(half_width), 3)
     (2.0, 2.484)
@@ -258,8 +258,8 @@ def jackknife_interval(
 def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, ndarray]:
     """The mean of S seeds and the half-width of its 95 % interval.
 
-    The square of the half-width is the sum of two squares: of the half-width that follows from
-    `half_widths`, and of the half-width for the choice of seeds (the method MOVER).
+    The half-width has two parts: one follows from `half_widths`, the other is for the choice of
+    seeds. The squares of the parts are added (the method MOVER).
 
     Args:
         values, half_widths: (S, ...), one for each seed.
