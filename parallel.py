@@ -93,8 +93,9 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     """Return the store in which the ranks find each other, this rank, and the number of ranks.
 
     torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
-    read the address of a dead rank. On a single node, keys therefore get the number of the restart
-    as prefix. On several nodes they do not, because the nodes' agents count restarts independently.
+    read the address of a dead rank. On a single node, its keys therefore get the number of the
+    restart as prefix. On several nodes they do not, because the nodes' agents count restarts
+    independently.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -107,7 +108,7 @@ def rendezvous() -> tuple[dist.Store, int, int]:
 
 def shut_down(engine: Engine) -> None:
     """Wait for all ranks, then close the engine and leave the process group (collective)."""
-    dist.barrier()  # vLLM destroys the process group, and other ranks may still need it
+    dist.barrier()  # closing vLLM destroys the process group, which other ranks may still need
     engine.close()
     leave_group()
 

@@ -12,8 +12,8 @@ class Sample(NamedTuple):
 
     key: int  # identifies the trajectory, as in `Engine.add`
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
-    # for each token in `ids`, in nats, under softmax(logits / temperature), or under softmax(logits)
-    # at temperature 0; NaN if vLLM was not asked for log-probs
+    # for each token in `ids`, in nats, under softmax(logits / temperature), at temperature 0 under
+    # softmax(logits); NaN if vLLM was not asked for log-probs
     logprobs: list[float]
 
 

@@ -69,7 +69,7 @@ class TorchEngine:
     computes only its new tokens. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
-        row 1   prompt response                        waits for its environment; its token is dropped
+        row 1   prompt response                        waits; its sampled token is dropped
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories)
 

@@ -252,7 +252,7 @@ def _imitation(config: SftConfig) -> Iterator[Reason]:
 
 
 def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
-    """Given setting without effect -> the first reason."""
+    """The given settings without effect: setting -> its first reason."""
     inert: dict[str, str] = {}
     for names, reason in reasons:
         for name in names.split():

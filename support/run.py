@@ -156,7 +156,7 @@ class Run:
             print(sentence, flush=True)
 
     def _find_best_success(self) -> float:
-        """The success of the policy in best/, the same on every rank (a collective)."""
+        """The success of the policy in best/, the same on every rank. All ranks must call this."""
         found = None
         if rank() == 0:
             found = find_best(self.out_dir, self._comparable(self.history))

@@ -118,7 +118,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Whether any rank received a signal. All ranks must call this (collective).
+        """Whether any rank received a signal. All ranks must call this function.
 
         After a signal, the timer is stopped, because saving may take longer than `grace_s`.
         """

@@ -58,7 +58,8 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # The error is that of num_games independent games. num_games is above n if instances are alike.
+    # The error is that of num_games independent games. num_games is above n if the rates of the
+    # instances vary less than the results of single games.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -235,7 +236,7 @@ def jackknife_interval(
     Returns:
         The statistic of all observations (...) and the half-width (...), NaN for one cluster.
 
-    >>> x = np.array([1.0, 2.0, 3.0])  # half-width: t times the standard error 1 / sqrt(3)
+    >>> x = np.array([1.0, 2.0, 3.0])  # of a mean it is t times the standard error 1 / sqrt(3)
     >>> value, half_width = jackknife_interval(lambda mask: x[mask].mean(), np.arange(3))
     >>> float(value), round(float(half_width), 3)
     (2.0, 2.484)
