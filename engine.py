@@ -1,4 +1,4 @@
-"""Engines sample responses to many token histories at once, with the log-probs of their tokens.
+"""An engine samples responses to many token histories at once, with the log-prob of each token.
 
 `VLLMEngine` (engines/vllm_engine.py) runs vLLM in this process. `TorchEngine`
 (engines/torch_engine.py) is plain PyTorch. Both engines keep a copy of the policy's weights, and

@@ -118,7 +118,7 @@ class TorchEngine:
     def add(
         self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
     ) -> None:
-        """Request one response. Decoding begins in the next step with a free row."""
+        """Request one response. It begins in the next step, or later if no row is free."""
         self.waiting.append(_Request(key, list(ids), max_tokens, temperature, seed))
 
     @torch.inference_mode()
@@ -233,8 +233,8 @@ class TorchEngine:
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
         """Move requests from `waiting` to rows while rows are free.
 
-        Returns: the prompt tokens to compute, and the prompts to copy from other rows. Both leave
-            out the last token of a history, because the decode step computes it.
+        Returns: the tokens to prefill, and the prompts to copy from other rows. Both leave out the
+            last token of a history, because the decode step computes it.
         """
         prefills = []
         copies = []

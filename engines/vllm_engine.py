@@ -45,8 +45,8 @@ class VLLMEngine:
             # default block of 128 tokens. On a CPU, chunked prefill with a seed crashes.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # vLLM only checks that this share of the memory is free. kv_cache_memory_bytes is the size
-            # of the cache.
+            # vLLM only checks that this share of the memory is free. The size of the cache is
+            # kv_cache_memory_bytes.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)

@@ -51,7 +51,7 @@ from support.checksums import (
 )
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
-# If training waits for checkpoints for more than this fraction of its time, `Saver` prints it.
+# `Saver` prints how long training waited for checkpoints, if above this fraction of its time.
 LONG_WAIT = 0.05
 FORMAT = 1
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration

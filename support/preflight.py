@@ -1,4 +1,4 @@
-"""Checks the engine, W&B, the NVIDIA driver and environments before a run; finds free memory."""
+"""Checks the engine, W&B, the driver and environments before a run, and measures free memory."""
 
 from configurator import Config, UserError
 

@@ -41,7 +41,7 @@ from support.run_folder import (
 from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
-SAMPLE_SIZE = 32  # trajectories that a recorded iteration writes, rounded up to whole groups
+SAMPLE_SIZE = 32  # number of trajectories per recorded iteration, rounded up to whole groups
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
 HISTORY_ROW = {  # metrics to check when a run continues; shapes as in support/json_shapes.py

@@ -40,7 +40,7 @@ MAY_CHANGE_ON_RESUME = (
     "wandb",
 )
 
-FORMER_SETTINGS = ("num_samples",)  # settings of older runs that exist no more
+FORMER_SETTINGS = ("num_samples",)  # settings that only older runs have
 RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 
 # Settings of MAY_CHANGE_ON_RESUME that change training, unless another setting prevents it.
