@@ -23,8 +23,8 @@ LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first va
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
 # PERIOD iterations. Gradient norms are no sign: in 48 runs that collapsed, their level was never
-# above 10 times the first level (studies/collapse/README.md). Regimes without a measurement of MI use
-# STD_DROP and HIGH_SUCCESS, too.
+# above 10 times the first level (studies/collapse/README.md). Regimes without a measurement of MI
+# use STD_DROP and HIGH_SUCCESS, too.
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
 HIGH_SUCCESS = 0.5  # at this success rate or above, a low std is no sign: success lowers the std
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by over this factor, unless both levels are low
