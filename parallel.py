@@ -359,7 +359,7 @@ def forward_sequences(
     num_tokens = sum(lengths)
     device = next(module.parameters()).device
     token_indices = torch.arange(num_tokens, device=device).split(lengths)  # by trajectory
-    results: list[Tensor] = []  # (R,) each; a rank fills in its tokens and leaves the others 0
+    results: list[Tensor] = []  # (R,) each; 0 at the tokens of other ranks
     for indices, is_real in local_micro_batches(trajectories, config.micro_batch_tokens):
         batch = pack([trajectories[i] for i in indices], device)
         outputs = module(batch, *args)

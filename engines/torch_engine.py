@@ -163,7 +163,7 @@ class TorchEngine:
         noise = []
         for key in self.row_keys:
             response = self.responses.get(key)
-            # A row without a response samples a token, too, which `_append` drops.
+            # A row that waits for its environment samples a token, too. `_append` drops this token.
             temperatures.append(response.temperature if response else 1.0)
             noise.append(response.noise[len(response.ids)] if response else 0.0)
         settings = (torch.tensor(temperatures), torch.tensor(noise))  # (rows,) each

@@ -30,8 +30,8 @@ HIGH_SUCCESS = 0.5  # at this success rate or above, a low std is no sign: succe
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by over this factor, unless both levels are low
 
 # Early stops, as in RAGEN-2.
-# stop: PERIOD times in a row, the std of rewards is below this share of its mean over the first
-# PERIOD iterations
+# stop: in PERIOD iterations in a row, the std of rewards is below this share of its mean over the
+# first PERIOD iterations
 STALE_STD_SHARE = 0.1
 DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a row
 

@@ -18,7 +18,7 @@ from support.run_folder import append_to
 
 # Exit code after a signal: EX_TEMPFAIL of sysexits.h. A new start continues the run.
 EXIT_INTERRUPTED = 75
-EXIT_CTRL_C = 130  # as in shells
+EXIT_CTRL_C = 130  # the code that shells give after Ctrl-C
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 CONTINUES = "start again to continue from the newest checkpoint"

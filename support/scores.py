@@ -147,7 +147,7 @@ def budget_notes(rows: dict[str, Scores]) -> str:
 
 
 def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
-    """95 % interval of the success rate over prompts, see `statistics.rate_interval`.
+    """95 % interval of the success rate, from `statistics.rate_interval`.
 
     The mean over the samples of a prompt counts as one value."""
     low, high = rate_interval(rates_by_prompt(trajectories)[None])

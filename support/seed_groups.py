@@ -31,8 +31,8 @@ class Pools(NamedTuple):
 def pool_seeds(models: dict[str, str]) -> Pools:
     """Group the models whose runs are seeds of one method.
 
-    Args: models: name -> folder, such as out/sokoban/policy, or name on a hub. The settings come
-        from config.json in the folder of the run, out/sokoban.
+    Args: models: row of the table -> model, a folder such as out/sokoban/policy or a name on a hub.
+        The settings come from config.json in the folder of the run, out/sokoban.
     """
     pools: dict[Method, dict[int, str]] = {}  # method -> seed -> name
     notes = []
