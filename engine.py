@@ -1,4 +1,4 @@
-"""Engines sample responses to many token histories at once and return their log-probs.
+"""An engine samples responses to many token histories at once, with the log-prob of each token.
 
 `VLLMEngine` (engines/vllm_engine.py) runs vLLM in this process. `TorchEngine`
 (engines/torch_engine.py) is plain PyTorch. Both engines keep a copy of the policy's weights, and
@@ -40,8 +40,8 @@ class Engine(Protocol):
 
         Args:
             key: of the trajectory, which may have one request at a time.
-            ids: the token history, which begins with the history and the response of the previous
-                request, unless the key was released since then.
+            ids: the token history. It begins with the history and the response of the key's
+                previous request, unless the key was released after that request.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
             seed: of the sampling noise. In float32 the response does not depend on other requests,
@@ -50,7 +50,7 @@ class Engine(Protocol):
         """
 
     def step(self) -> list[Sample]:
-        """Advance running requests by about one token. Returns: the responses that are finished."""
+        """Advance each running request by at most one token. Returns: the finished responses."""
 
     def release(self, key: int) -> None:
         """Forget the history of a trajectory. Its next request may have any history."""

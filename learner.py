@@ -40,7 +40,7 @@ class Learner:
         self.device = device
         self.dtype = dtype
         self.step = 0  # finished iterations
-        self.bad_steps = 0  # skipped optimizer steps in a row
+        self.bad_steps = 0  # optimizer steps in a row that `handle_skipped_step` counted as bad
         # state of an estimator between iterations: numbers, texts, lists, dicts
         self.estimator_state: dict = {}
         # multiplies the loss, and divides the gradients after backward()
@@ -108,7 +108,7 @@ class Learner:
         If only the gradient is not finite and the loss scale is above 1, the scaled gradient was
         too large for float16, and the scale is halved. Otherwise the step counts as bad.
 
-        Raises: UserError after max_bad_steps skipped steps in a row."""
+        Raises: UserError after max_bad_steps bad steps in a row."""
         iteration = self.step + 1
         if metrics_are_finite and self.loss_scale > 1:
             self.loss_scale /= 2

@@ -37,8 +37,8 @@ from support.preflight import check_driver
 # the processor's cache. On a GPU, large chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 # torch.compile keeps at most this many versions of one function; further versions run uncompiled.
-# The default of 8 is too few for the norms of Qwen3: hidden states and heads differ in width,
-# weights of policy, critic and reference are trained or frozen, and gradients are on or off.
+# The default of 8 is too few for the norms of Qwen3. Their versions differ in three things: width
+# (hidden states or heads), trained or frozen weights, and gradients on or off.
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # no bars for loading and saving, which take only seconds
@@ -416,7 +416,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
 
 
 def _check_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that all numbers are finite, and that head and tokenizer fit. Raises: UserError."""
+    """Check that weights are finite, and fit the tokenizer and config.json. Raises: UserError."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not torch.isfinite(tensor).all():
             raise UserError(f"model={folder!r} has NaN or infinite numbers in {name}")

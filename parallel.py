@@ -93,8 +93,9 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     """Return the store in which the ranks find each other, this rank, and the number of ranks.
 
     torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
-    read the address of a dead rank. On a single node, keys therefore get the number of the restart
-    as prefix. On several nodes they do not, because the nodes' agents count restarts independently.
+    read the address of a dead rank. On a single node, its keys therefore get the number of the
+    restart as prefix. On several nodes they do not, because the nodes' agents count restarts
+    independently.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -107,7 +108,7 @@ def rendezvous() -> tuple[dist.Store, int, int]:
 
 def shut_down(engine: Engine) -> None:
     """Wait for all ranks, then close the engine and leave the process group (collective)."""
-    dist.barrier()  # vLLM destroys the process group, and other ranks may still need it
+    dist.barrier()  # closing vLLM destroys the process group, which other ranks may still need
     engine.close()
     leave_group()
 
@@ -358,7 +359,7 @@ def forward_sequences(
     num_tokens = sum(lengths)
     device = next(module.parameters()).device
     token_indices = torch.arange(num_tokens, device=device).split(lengths)  # by trajectory
-    results: list[Tensor] = []  # (R,) each; a rank fills in its tokens and leaves the others 0
+    results: list[Tensor] = []  # (R,) each; 0 at the tokens of other ranks
     for indices, is_real in local_micro_batches(trajectories, config.micro_batch_tokens):
         batch = pack([trajectories[i] for i in indices], device)
         outputs = module(batch, *args)

@@ -10,9 +10,10 @@ Seed = Sequence[int]  # seed of a numpy random generator
 class Sample(NamedTuple):
     """A finished response."""
 
-    key: int  # identifies the trajectory, as in `Engine.add`
+    key: int  # number of the trajectory
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
-    # for each token in `ids`, in nats, under softmax(logits / temperature); NaN if not requested
+    # for each token in `ids`, in nats, under softmax(logits / temperature), at temperature 0 under
+    # softmax(logits); NaN if vLLM was not asked for log-probs
     logprobs: list[float]
 
 

@@ -47,7 +47,7 @@ class _Response:
 
 
 class _Prefill(NamedTuple):
-    """New tokens whose keys and values go to cache[row] at positions start, start + 1, ..."""
+    """New tokens, whose keys and values go to positions start, start + 1, ... of a cache row."""
 
     row: int
     start: int
@@ -55,7 +55,7 @@ class _Prefill(NamedTuple):
 
 
 class _PrefixCopy(NamedTuple):
-    """Copies the keys and values of the first `num_tokens` positions between two rows."""
+    """The first `num_tokens` keys and values of row `source`, to be copied to row `target`."""
 
     source: int
     target: int
@@ -69,7 +69,7 @@ class TorchEngine:
     computes only its new tokens. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
-        row 1   prompt response                        waits for its environment; token dropped
+        row 1   prompt response                        waits; its sampled token is dropped
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories)
 
@@ -80,7 +80,8 @@ class TorchEngine:
 
     The rows in use are the first rows of the cache, so a decode step works on contiguous views.
     When a row is released, the last row in use moves into its place. Trajectories of a group have
-    the same first prompt. One row computes its keys and values, and the other rows copy them.
+    the same first prompt. One row computes the keys and values of the prompt, and the other rows
+    copy them.
     `Engine` in engine.py describes the methods.
     """
 
@@ -107,7 +108,7 @@ class TorchEngine:
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # unfinished responses, by trajectory
-        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> a trajectory with it
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> trajectory with it
         self.waiting: list[_Request] = []
 
     @property
@@ -117,7 +118,7 @@ class TorchEngine:
     def add(
         self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
     ) -> None:
-        """Request one response. Decoding begins in the next step with a free row."""
+        """Request one response. It begins in the next step, or later if no row is free."""
         self.waiting.append(_Request(key, list(ids), max_tokens, temperature, seed))
 
     @torch.inference_mode()
@@ -162,7 +163,7 @@ class TorchEngine:
         noise = []
         for key in self.row_keys:
             response = self.responses.get(key)
-            # A row without a response samples a token, too, which `_append` drops.
+            # A row that waits for its environment samples a token, too. `_append` drops this token.
             temperatures.append(response.temperature if response else 1.0)
             noise.append(response.noise[len(response.ids)] if response else 0.0)
         settings = (torch.tensor(temperatures), torch.tensor(noise))  # (rows,) each
@@ -232,8 +233,8 @@ class TorchEngine:
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
         """Move requests from `waiting` to rows while rows are free.
 
-        Returns: the prompt tokens to compute, and the prompts to copy from other rows. Both leave
-            out the last token of a history, because the decode step computes it.
+        Returns: the tokens to prefill, and the prompts to copy from other rows. Both leave out the
+            last token of a history, because the decode step computes it.
         """
         prefills = []
         copies = []
@@ -318,7 +319,8 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
         temperature: (N,); 0 takes the most probable token.
         noise: (N,), uniform in [0, 1).
 
-    Returns: tokens (N,) int64 and their log-probs (N,), nats.
+    Returns: tokens (N,) int64 and their log-probs (N,), nats; at temperature 0 under
+        softmax(logits).
     """
     temperature = temperature[:, None]
     logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (N, V)
@@ -358,7 +360,7 @@ class _CacheLayout:
         copies: list[_PrefixCopy],
     ):
         self.cache = cache  # (2, layers, rows, kv_heads, positions, D)
-        self.positions = positions  # (N,), of each decode token in its history
+        self.positions = positions  # (N,), the position of each decode token in its history
         self.span = span  # length of the longest history
         self.prefills = prefills
         self.copies = copies
@@ -407,7 +409,7 @@ class _CacheLayout:
         num_rows = len(self.rows)
         kv_heads = cache.shape[2]
         head_dim = queries.shape[-1]
-        # SDPA treats the query heads that share a key head as several queries of that head.
+        # Query heads that share a key head become several queries of that head.
         grouped = queries.transpose(0, 1).reshape(num_rows, kv_heads, -1, head_dim)
         keys, values = cache[:, :num_rows, :, : self.span]  # (N, kv_heads, span, D) each
         output = F.scaled_dot_product_attention(

@@ -45,7 +45,8 @@ class VLLMEngine:
             # default block of 128 tokens. On a CPU, chunked prefill with a seed crashes.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # vLLM only checks that this share is free; kv_cache_memory_bytes sizes the cache.
+            # vLLM only checks that this share of the memory is free. The size of the cache is
+            # kv_cache_memory_bytes.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)
@@ -156,7 +157,7 @@ def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
 
 
 def _cache_bytes(model: PreTrainedModel, config: Config, dtype: torch.dtype) -> int:
-    """Bytes for the keys and values of all running requests, with a margin for partial blocks."""
+    """Bytes for the keys and values of max_running requests, with a margin for partial blocks."""
     num_tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
     num_heads = model.config.num_hidden_layers * model.config.num_key_value_heads
     head_dim = model.model.layers[0].self_attn.head_dim

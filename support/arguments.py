@@ -83,7 +83,7 @@ class Job:
     """The parsed arguments of eval.py, or of a script that shares its options."""
 
     config: Config
-    options: dict  # those of SCORING_OPTIONS and the script's own
+    options: dict  # option -> value, for SCORING_OPTIONS and the script's own options
     models: list[str]  # names or folders
     command: str = "eval.py"  # the script, a key of `no_effect.READ_BY`
     sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value

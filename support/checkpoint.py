@@ -51,7 +51,8 @@ from support.checksums import (
 )
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
-LONG_WAIT = 0.05  # `Saver` prints a wait for checkpoints above this fraction of the run's time
+# `Saver` prints how long training waited for checkpoints, if above this fraction of its time.
+LONG_WAIT = 0.05
 FORMAT = 1
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
 ITERATION = "iteration.json"  # file in best/ and policy/

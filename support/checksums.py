@@ -17,7 +17,7 @@ from pathlib import Path
 
 from support.run_folder import read_json
 
-# Lines are only appended, but a restart drops the lines after its checkpoint.
+# A run only appends lines to these files, but a restart drops the lines after its checkpoint.
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
 OF_MODEL = "checksums.json"  # in the folder of a model

@@ -48,8 +48,8 @@ def git_commit() -> str | None:
 def code_diff() -> str:
     """How the code differs from its commit, as one text for `git apply`; "" if equal or git fails.
 
-    The text covers tracked files, and imported untracked Python files that git does not ignore. A
-    text of more than MAX_CHARACTERS is cut, and its last line says so.
+    The text covers tracked files except RESULTS, and imported untracked Python files that git does
+    not ignore. A text of more than MAX_CHARACTERS is cut, and its last line says so.
     """
     parts = [_git(*DIFF, "HEAD", "--", ":/", *RESULTS) or ""]
     for path in _imported_untracked():

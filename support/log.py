@@ -21,7 +21,7 @@ from support.metrics import metric_groups
 from support.records import transcript
 from support.run_folder import append_to, write_rows
 
-SHOWN_SAMPLES = 4  # trajectories of an iteration in TensorBoard
+SHOWN_SAMPLES = 4  # number of trajectories per iteration in TensorBoard
 
 
 def progress_bar(**options) -> tqdm:

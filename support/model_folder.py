@@ -1,4 +1,4 @@
-"""Finds or downloads a model, and checks that it can be trained before anything is built from it.
+"""Finds or downloads a model, and checks its files before a model is built from them.
 
 The checks import neither torch nor transformers, and run no code of the folder.
 
@@ -72,7 +72,7 @@ def find_model(name: str) -> str:
 
 
 def _looks_like_folder(name: str) -> bool:
-    """Whether a name begins with out/, its parent folder exists, or it is no USER/MODEL."""
+    """Whether a name begins with out/, lies in an existing folder, or is no USER/MODEL."""
     in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
     return in_known_folder or not HUB_NAME.fullmatch(name)
 
@@ -157,7 +157,7 @@ def check_model_type(name: str, model_type: str) -> None:
 
 
 def check_architecture(name: str, config) -> None:
-    """Check that our attention, the torch engine and vLLM support the settings of a model.
+    """Check that packing.py, the torch engine and vLLM support the settings of a model.
 
     Args: config: Hugging Face's configuration object of the model.
     Raises: UserError with the setting that is not supported.

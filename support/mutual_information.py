@@ -2,8 +2,8 @@
 
 Entropy does not suffice: a policy may write varied thoughts that ignore the prompt. So every
 sampled thought z_i is scored after every distinct prompt x_j: l_ji = log p(z_i | x_j). Let w_j be
-the share of thoughts with prompt x_j, and x_i the prompt of thought z_i. The mutual information in
-nats,
+the share of thoughts with prompt x_j, and l_ii the score of z_i after its own prompt. The mutual
+information in nats,
 
     MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X),
 
@@ -29,7 +29,7 @@ from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
 TIE = 1e-3  # nats; log-probs of a thought that differ by less count as equal
-EMA_DECAY = 0.9  # of the average of marginal_std, per measurement
+EMA_DECAY = 0.9  # decay per measurement of the moving average of marginal_std
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
 
@@ -41,7 +41,7 @@ def measure_collapse(
     rng: np.random.Generator,
     history: Sequence[dict],
 ) -> dict[str, float]:
-    """The collapse metrics of one iteration (a collective).
+    """The collapse metrics of one iteration. All ranks must call this function.
 
     Args:
         trajectories, rng: the same on every rank.
@@ -167,7 +167,10 @@ class ThoughtScores(NamedTuple):
 
 
 def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) -> ThoughtScores:
-    """Score every thought after every distinct prompt, at `temperature` (a collective)."""
+    """Score every thought after every distinct prompt, at `temperature`.
+
+    All ranks must call this function.
+    """
     prompt_rows: dict[tuple[int, ...], int] = {}
     for thought in thoughts:
         prompt_rows.setdefault(thought.prompt_ids, len(prompt_rows))

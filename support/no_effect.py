@@ -110,7 +110,7 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
 def _one_step(config: Config) -> Iterator[Reason]:
     """Yield the settings that have no effect because an iteration makes one optimizer step.
 
-    Before the first step, the ratio is 1 if the trainer computes the old log-probs. Otherwise the
+    Before the first step, PPO's ratio is 1 if the trainer computes the old log-probs. Otherwise the
     ratio is the mismatch of engine and trainer. In float32 this mismatch is far below every limit,
     but in bfloat16 it may exceed the clip range of GSPO."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
@@ -252,7 +252,7 @@ def _imitation(config: SftConfig) -> Iterator[Reason]:
 
 
 def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
-    """Given setting without effect -> the first reason."""
+    """The given settings without effect: setting -> its first reason."""
     inert: dict[str, str] = {}
     for names, reason in reasons:
         for name in names.split():

@@ -30,7 +30,7 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
 
     Args:
         values: float32.
-        dtype: bfloat16 or float16. In float16, values below 6e-5 are rounded to the nearest number.
+        dtype: bfloat16 or float16. In float16, numbers within 6e-5 of 0 are rounded to the nearest.
         seed: of the random numbers. Calls with the same seed round up at the same threshold in each
             position. So the rounded value of a growing weight never falls.
     """

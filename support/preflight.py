@@ -1,4 +1,4 @@
-"""Checks before a run: the engine, W&B, the NVIDIA driver, free memory and environments."""
+"""Checks the engine, W&B, the driver and environments before a run, and measures free memory."""
 
 from configurator import Config, UserError
 

@@ -182,9 +182,9 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 
 
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
-    """Write a line for each trajectory, with the name and the entropy of its policy or player.
+    """Write a line for each trajectory, with the name and the entropy of its row.
 
-    Args: rows: name of a policy or player -> its `Scores`."""
+    Args: rows: name -> `Scores`. The names are policies or players, in a run environments."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}

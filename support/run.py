@@ -41,7 +41,7 @@ from support.run_folder import (
 from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
-SAMPLE_SIZE = 32  # trajectories written of a recorded iteration, rounded up to whole groups
+SAMPLE_SIZE = 32  # number of trajectories per recorded iteration, rounded up to whole groups
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
 HISTORY_ROW = {  # metrics to check when a run continues; shapes as in support/json_shapes.py
@@ -123,7 +123,7 @@ class Run:
         return is_finished
 
     def start(self, learner: Learner, start_scores: dict[str, Scores]) -> None:
-        """Load the newest checkpoint into the learner, and open the files of the run.
+        """Load the newest checkpoint, if any, into the learner, and open the files of the run.
 
         Args: start_scores: environment -> scores of the model before training."""
         self.learner = learner
@@ -156,7 +156,7 @@ class Run:
             print(sentence, flush=True)
 
     def _find_best_success(self) -> float:
-        """The success of the policy in best/, the same on every rank (a collective)."""
+        """The success of the policy in best/, the same on every rank. All ranks must call this."""
         found = None
         if rank() == 0:
             found = find_best(self.out_dir, self._comparable(self.history))

@@ -40,10 +40,10 @@ MAY_CHANGE_ON_RESUME = (
     "wandb",
 )
 
-FORMER_SETTINGS = ("num_samples",)  # of older runs
+FORMER_SETTINGS = ("num_samples",)  # settings that only older runs have
 RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 
-# Exceptions: settings that change training through another setting.
+# Settings of MAY_CHANGE_ON_RESUME that change training, unless another setting prevents it.
 # setting -> (the other setting, its value that prevents the change)
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 

@@ -18,7 +18,7 @@ from support.run_folder import append_to
 
 # Exit code after a signal: EX_TEMPFAIL of sysexits.h. A new start continues the run.
 EXIT_INTERRUPTED = 75
-EXIT_CTRL_C = 130  # as in shells
+EXIT_CTRL_C = 130  # the code that shells give after Ctrl-C
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 CONTINUES = "start again to continue from the newest checkpoint"
@@ -118,7 +118,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Whether any rank received a signal. All ranks must call this (collective).
+        """Whether any rank received a signal. All ranks must call this function.
 
         After a signal, the timer is stopped, because saving may take longer than `grace_s`.
         """

@@ -53,7 +53,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     pass@k is a mean over prompts. Let n be the smallest number of samples of a prompt. Then k is
     2, 4, 8, ... up to n, and n itself if n > 1."""
     successes = successes_by_prompt(trajectories)
-    samples = min(len(won) for won in successes.values())  # unequal in some replays
+    samples = min(len(won) for won in successes.values())  # may differ in a replay
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
     metrics["error_frac"] = num_errors / len(trajectories)
@@ -147,7 +147,7 @@ def budget_notes(rows: dict[str, Scores]) -> str:
 
 
 def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
-    """95 % interval of the success rate over prompts, see `statistics.rate_interval`.
+    """95 % interval of the success rate, from `statistics.rate_interval`.
 
     The mean over the samples of a prompt counts as one value."""
     low, high = rate_interval(rates_by_prompt(trajectories)[None])
@@ -155,7 +155,7 @@ def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
 
 
 def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
-    """(n,) success rate of each prompt, in the order of the seeds of the prompts."""
+    """The success rate of each prompt, (n,), in the order of the prompts' seeds."""
     successes = sorted(successes_by_prompt(trajectories).items())
     return np.array([np.mean(won) for _, won in successes])
 
@@ -163,11 +163,11 @@ def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
 def differences(
     rows: dict[str, Scores], reference: str, folders: dict[str, str] | None = None
 ) -> str:
-    """Success minus the success of a reference row of the same environment, %, paired by prompt.
+    """The success of each row minus that of a reference row of its environment, paired by prompt.
 
-    Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ
-    only in the seed get another line, for all seeds together. The last lines say which models
-    cannot be pooled, and why.
+    Each line is in %, with a 95 % interval (`statistics.difference_interval`). Models whose runs
+    differ only in the seed get another line, for all seeds together. The last lines say which
+    models cannot be pooled, and why.
 
     Args: reference: the beginning of a row's name, with or without the environment before it;
         folders: a row's name -> folder of its model, if the two differ.
@@ -217,7 +217,7 @@ def _differences_in_one_environment(
 
 
 class ScoreReport:
-    """Collects the rows of an evaluation, prints the table, and writes --json and --jsonl."""
+    """Collects rows of an evaluation, prints the table, writes the files of --json and --jsonl."""
 
     def __init__(self, config: Config, options: dict, envs: list[str]):
         self.config = config
@@ -239,7 +239,7 @@ class ScoreReport:
             write_jsonl(self.options["jsonl"], {row.name: row.scores}, row.tokenizer, mode)
 
     def finish(self) -> None:
-        """Print the table, write --json, and print the differences of --against."""
+        """Print the table, write the file of --json, and print the differences of --against."""
         print(score_table(self.rows))
         notes = budget_notes(self.rows)
         if notes:

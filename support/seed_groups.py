@@ -31,8 +31,8 @@ class Pools(NamedTuple):
 def pool_seeds(models: dict[str, str]) -> Pools:
     """Group the models whose runs are seeds of one method.
 
-    Args: models: name -> folder, such as out/sokoban/policy, or name on a hub. The settings come
-        from config.json in the folder of the run, out/sokoban.
+    Args: models: row of the table -> model, a folder such as out/sokoban/policy or a name on a hub.
+        The settings come from config.json in the folder of the run, out/sokoban.
     """
     pools: dict[Method, dict[int, str]] = {}  # method -> seed -> name
     notes = []
@@ -73,7 +73,7 @@ def earlier_without_seed(earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
 
 
 def settings_of_model(folder: str) -> Config | None:
-    """The settings of the run that trained a model; None without its config.json."""
+    """The settings of the run that trained a model; None if the run has no config.json."""
     try:
         return load_saved(Path(folder).parent / "config.json")
     except UserError:  # missing, or the config.json of another program

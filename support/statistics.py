@@ -37,7 +37,7 @@ def rate_interval(wins: ndarray) -> Interval:
     each seed ends at 10 % with probability 1/5, else at 80 %. The table says how often the
     intervals contain the true value in 20,000 simulated experiments with 256 instances. The last
     column is for the difference to a player that wins half of its games. Half of the experiments
-    with three seeds have no collapsed seed, so `percent` writes each seed beside the interval.
+    with three seeds have no seed at 10 %, so `percent` writes each seed beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -58,7 +58,8 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # The error is that of num_games independent games. num_games is above n if instances are alike.
+    # The error is that of num_games independent games. num_games is above n if the rates of the
+    # instances vary less than the results of single games.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -258,8 +259,8 @@ def jackknife_interval(
 def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, ndarray]:
     """The mean of S seeds and the half-width of its 95 % interval.
 
-    The square of the half-width is the sum of two squares: of the half-width that follows from
-    `half_widths`, and of the half-width for the choice of seeds (the method MOVER).
+    The half-width has two parts: one follows from `half_widths`, the other is for the choice of
+    seeds. The squares of the parts are added (the method MOVER).
 
     Args:
         values, half_widths: (S, ...), one for each seed.

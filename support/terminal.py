@@ -36,7 +36,7 @@ def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Co
 
     With -h, --help or --help=KEY, the function prints the help and ends the process. A script with
     slow imports calls this function twice: before these imports, with a function that reads the
-    command line, and in its last line, which needs no `kind`.
+    command line, and in its last line. The first call answers --help, so only it needs `kind`.
 
     Args: kind: the class of the settings that the help lists; None for a script without settings.
     """

@@ -74,8 +74,8 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
     """Yield the items of an iterator, with a time limit.
 
-    Setting a limit takes longer than one item. So the limit is for a batch, which ends with the
-    first item after CHUNK_S seconds.
+    Setting a limit takes longer than making one item. So the limit is for a batch of items, which
+    ends with the first item after CHUNK_S seconds.
     Raises: EnvError if a batch exceeds the limit, or what the iterator raises."""
 
     def next_items() -> list:

@@ -60,7 +60,7 @@ class WandbLog:
                 name=printable(out_dir.resolve().name),
                 config={**asdict(config), "git_commit": git_commit()},
                 resume="allow",
-                allow_val_change=True,  # for settings such as num_iterations
+                allow_val_change=True,  # num_iterations may change when a run continues
                 settings=settings,
             )
         except self.errors as error:
