@@ -141,9 +141,9 @@ class Config:
     eval_every: Natural = 50  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
-    grace_s: Seconds = 60.0  # after a signal, seconds within which the current iteration must end
-    # N: trajectories.jsonl records the first iteration, every N-th one and each evaluated one: of
-    # each, whole groups with 32 trajectories or more, up to 64 MB a run; 0 = none
+    grace_s: Seconds = 60.0  # seconds that an iteration may still take after a stop signal
+    # N: trajectories.jsonl records the first iteration, every N-th one and each evaluated one, up
+    # to 64 MB a run; 0 = none. Each time it records enough whole groups for 32 trajectories
     sample_every: Natural = 2
     wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
@@ -162,7 +162,8 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # weight of a turn's bonus: max(0, true - false sentences of the thought) / facts on the state
+    # weight of a turn's bonus max(0, S - F) / N: the thought states S of the N facts about the
+    # state, and has F false sentences
     think_reward: NotNegative = 0.0
 
     # -- model
@@ -177,7 +178,7 @@ class Config:
     engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: the same as dtype
     num_groups: Count = 8  # P, initial states in an iteration
     group_size: Count = 16  # N, trajectories from each initial state
-    # DAPO: maximum number of sampling rounds, which end when num_groups groups have variance
+    # DAPO: maximum number of sampling rounds; no more follow once num_groups groups have variance
     sampling_rounds: Count = 1
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
@@ -537,7 +538,7 @@ def load_config(
 
 
 def default_folder(files: list[str]) -> str:
-    """Return the folder of a run that sets no out_dir: runs of two methods do not share one.
+    """Return the folder of a run that sets no out_dir. Runs of two methods do not share a folder.
 
     Args: files: the config files on the command line.
     >>> default_folder(["config/bandit_grpo.py", "config/models/tiny.py", "config/methods/rloo.py"])

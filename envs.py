@@ -39,9 +39,9 @@ SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-SEED_TRANSITIONS = 7  # part of every seed of transition noise; other streams have other numbers
+SEED_TRANSITIONS = 7  # separates transition noise from other random streams
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
-DRAW_LIMIT_S = 60.0  # seconds for drawing one instance of a fixed split
+DRAW_LIMIT_S = 60.0  # seconds that `drawn_in_time` allows for one instance or game
 
 
 # ---------- the protocol
@@ -314,7 +314,7 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
 
 
 def split_spec(spec: str) -> tuple[str, str, str]:
-    """Return the name of an environment, the argument of `find_class`, and the options as text."""
+    """Return the name of an environment, its "module:Class" or "file.py:Class", and its options."""
     name, _, options_text = unquote(spec).partition(":")
     name = unquote(name)
     if name.endswith(".py"):
@@ -555,7 +555,7 @@ def draw_instance(
     return reserved[split][seed[0]]
 
 
-@lru_cache(maxsize=256)  # enough for the environments of a run, so each is drawn once
+@lru_cache(maxsize=256)  # enough to draw the splits of each environment of a run only once
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """Return the instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 

@@ -122,8 +122,9 @@ def evaluate(
 ) -> Scores:
     """Play each of the fixed prompts `samples` times, with fixed sampling noise.
 
-    Returns: the metrics of `score`, with the entropy in nats per response token (at the evaluation
-        temperature, or at 1 if that is 0), and the trajectories in the order of the prompts."""
+    Returns: the metrics of `score` and the entropy; the trajectories in the order of the prompts.
+        The entropy is in nats per response token, at the evaluation temperature, or at temperature
+        1 for greedy decoding."""
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
     sync_weights(engine, policy)
     name = f"eval {config.eval_split}"
@@ -180,7 +181,8 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
 
     In a "closed loop" row the player has one action a turn and a turn for each action, so it sees
     the result of each action. The optimal player has more rows, with the policy's limit of turns
-    and 1, 2 or 5 actions a turn, if the policy may take so many."""
+    and 1, 2 or 5 actions a turn. Rows with more actions a turn than the policy may take
+    are omitted."""
     closed_loop = replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
     rows = {f"{player}, closed loop": closed_loop for player in players}
     if "optimal" in players:

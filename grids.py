@@ -187,9 +187,9 @@ class FrozenLake(Grid):
         """Return a line on the cells near the player.
 
         Example: 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
-        Away: the next cell in each direction that does not lead towards the goal. Goal: the
-        distance and the next two cells in each direction that does. Corner: the cell after one
-        move in each of the two directions towards the goal."""
+        Away: the next cell in each direction that does not lead towards the goal. Goal: for
+        each direction towards the goal, the distance and the next two cells. Corner: the cell after
+        one move in each of the two directions towards the goal."""
         offset = self._offset(self.player, self.goal).split()  # such as '2 down 3 right', or 'here'
         distances = offset[::2]
         towards = offset[1::2]

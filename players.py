@@ -1,7 +1,7 @@
 """Reference players: scripted players that are scored on the same games as a policy.
 
-`random` draws an action, `greedy` takes the action that looks best, and `optimal` follows the plan
-of the environment. All players obey the limits on actions and turns.
+`random` draws an action, `greedy` follows a simple rule of the environment, and `optimal` follows
+its plan. All players obey the limits on actions and turns.
 """
 
 import numpy as np

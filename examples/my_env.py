@@ -60,8 +60,8 @@ class Doors(Env):
             f"Find the prize. A wrong door says which doors are left. Reward {self.max_reward:g}."
         )
 
-    # Two optional methods. Thoughts are checked against `statements`; reference players and
-    # demonstrations use `plan`.
+    # Two optional methods. Thoughts are checked against `statements`. Demonstrations and the
+    # reference players "optimal" and "greedy" use `plan`.
 
     def statements(self):
         """True sentences about the present state."""

@@ -220,7 +220,7 @@ def alfworld_game(instance: tuple) -> dict:
 
 
 def _types(places: list[str], things: list[str]) -> tuple[list[str], list[str]]:
-    """Return the PDDL objects and facts for the player, the start and all types."""
+    """Return the PDDL objects and facts for the player, its start and all types."""
     place_types = {f"{kind_of(place)}Type" for place in places}
     thing_types = {f"{kind_of(thing)}Type" for thing in things}
     # the PDDL domain mentions these types, so every room must declare them

@@ -228,7 +228,7 @@ class Index:
         A shared word that n of all N documents contain adds log(1 + N / n) to a document's score.
         """
         scores = np.zeros(len(self.documents))
-        for word in sorted(words_of(query)):  # sums must not depend on the hash seed
+        for word in sorted(words_of(query)):  # the order of a set is random, and sums are rounded
             numbers = self.places.get(word)
             if numbers is not None:
                 scores[numbers] += math.log(1 + len(self.documents) / len(numbers))

@@ -2,7 +2,7 @@
 
 The package is optional. The policy sees the text of the environment's renderer ("ansi"), the
 numbers of the observation, or both. For environments that are not in KNOWN, options can name the
-actions and the numbers:
+actions and numbers, and say which games are won:
 
     --env=gymnasium:my_package:Lights-v0,names=on/off,values=brightness/hour,success=end
 """
@@ -94,8 +94,9 @@ class Gymnasium(Hub):
 
     - `names`: names of the actions, such as up/down.
     - `values`: names of the numbers in an observation, such as row/column.
-    - `success`: which games are won. "reward": those that end with a reward above 0. "end": those
-      that end before the environment's limit of steps. "limit": those that last until this limit.
+    - `success`: which games are won. "end": those that end before the environment's limit of steps.
+      "reward": those that, in addition, have a last reward above 0. "limit": those that last until
+      the limit.
     - `settings`: arguments for gymnasium.make, such as is_slippery=False;map_name=8x8.
     """
 

@@ -170,7 +170,7 @@ class Household(World):
     def relevant(self, facts: Facts) -> set[str]:
         """Return the things and places that a shortest plan may need, for `search`.
 
-        Of targets in the same state, such as closed, a plan needs only the first."""
+        Of several target places in the same state, such as closed, a plan needs only the first."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:

@@ -91,7 +91,9 @@ class Hub(Env):
 
     @classmethod
     def can_run_programs(cls, options: dict[str, str]) -> bool:
-        """Whether the class runs programs, or a setting is not numeric: a hub may execute texts."""
+        """Whether the class runs programs, or a setting is not numeric.
+
+        A hub may execute a setting that is a text."""
         settings = parse_settings(options.get("settings", ""))
         return cls.runs_programs or not all(map(is_numeric, settings.values()))
 
@@ -147,8 +149,8 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 def has_few_starts(spec: str) -> bool:
     """Whether two of the first 100 seeds have the same first observation.
 
-    The fixed splits take 512 first observations. If only 1,000 existed, 100 seeds would all have
-    different ones with a probability of 0.6 %.
+    The fixed splits take 512 first observations. If only 1,000 existed, the probability that 100
+    seeds have 100 different ones would be 0.6 %.
     """
     env = make_env(spec)
     seen = set()

@@ -123,7 +123,7 @@ class Program:
         self.steps = 0  # statements and operations executed so far in this call
 
     def count_step(self) -> None:
-        """Count one step; each iteration of a loop counts, so that all loops end.
+        """Count one step. Each iteration of a loop has at least one step, so all loops end.
 
         Raises: ProgramError after MAX_STEPS."""
         self.steps += 1

@@ -90,6 +90,7 @@ def lake_plans(
     This is value iteration over turns. In a turn, the player commits to a sequence q of 1 to
     `max_actions` moves. With t turns and `a` actions left:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
+    V_0 is 1 at the goal, FALL_VALUE in a hole, and 0 elsewhere.
 
     Args:
         max_actions: the largest number of moves in one turn.

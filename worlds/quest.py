@@ -228,8 +228,8 @@ class Quest(World):
     def progress(self, facts: Facts) -> float:
         """Return the share of the task's steps that are done, 0..1; 1 if the goal is reached.
 
-        Each thing, box or door in the shortest solution is one step. The step is done while the
-        place or state differs from the start. The goal is one more step.
+        Each thing, box or door in the shortest solution is one step. A step is done while its
+        thing, box or door has another place or state than at the start. The goal is one more step.
         """
         thing, place = self.goal
         if facts[thing] == place:

@@ -53,7 +53,7 @@ WITH_LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion
 WITH_FORMULAS = (
     "countdown intermediate_integration polynomial_multiplication puzzle24 simple_integration"
 ).split()
-FUNCTIONS = (  # in a formula
+FUNCTIONS = (  # that a formula may call
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs erf Ei Si Ci li"
 ).split()
 SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()  # they never grow like exp
@@ -183,7 +183,7 @@ class ReasoningGym(Hub):
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if dataset `name` does not exist, is refused, or needs a fixed hash seed."""
+    """Raise UserError if dataset `name` is unknown, refused, or depends on a random hash seed."""
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:

@@ -141,8 +141,8 @@ class Repair(Env):
 
     The policy can run 4 of the 10 tests. The 6 hidden tests decide about success.
 
-    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays 1 if all pass, and 0 if the
-    faulty code passes as many tests or more. In between, the reward is linear.
+    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays 1 if all hidden tests
+    pass, and 0 if no more pass than with the faulty code. In between, the reward is linear.
     """
 
     def __init__(self, *, reward: str = "binary", **common):

@@ -20,15 +20,15 @@ FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, d
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
 # A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. Places
-# are numbered row by row as one looks at a face: at the back from behind, at the bottom with the
-# front on top.
+# are numbered row by row as one looks at a face: at the back face from behind, at the
+# bottom face with its front edge on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
     "R": ((4, 5, 7, 6), (3, 20, 15, 11), (1, 22, 13, 9)),
     "F": ((8, 9, 11, 10), (2, 4, 13, 19), (3, 6, 12, 17)),
 }
 NEAR = 6  # `near_solved` holds all cubes at most this many turns from SOLVED: 11,913 of 3,674,160
-MAX_DISTANCE = 14  # every cube can be solved by this many quarter turns
+MAX_DISTANCE = 14  # every cube can be solved by at most this many quarter turns
 
 
 def _sources() -> dict[str, tuple[int, ...]]:
@@ -104,7 +104,7 @@ class Rubik(Env):
         return list(shortest_solution(self.cube)[:max_actions])
 
     def greedy(self) -> str:
-        """Choose the first action with the highest `count_pairs` after it."""
+        """Choose the action after which `count_pairs` is highest; of equal actions, the first."""
         return max(self.actions, key=lambda action: count_pairs(turn(self.cube, action)))
 
 

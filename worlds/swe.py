@@ -1,6 +1,6 @@
 """SWE: the tasks (rows) of the data set SWE-Gym, on local git checkouts.
 
-The code task of arXiv 2510.01132, without containers. Differences, on purpose:
+This is the code task of arXiv 2510.01132 without containers. Differences, on purpose:
 - Commands and tests run in the sandbox of `sandbox.py`, unless the option is `sandbox=none`.
 - The policy gets the files of the base commit without the git history, because the history may
   contain the answer.
@@ -144,7 +144,7 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # Replies are split at "||". Only the part of the patch before "||" arrives here.
+        # Replies are split at "||". If the patch has "||", only the part before it arrives here.
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # the last action submits as well

@@ -91,8 +91,7 @@ class World(Env):
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         """Return `count` random commands, each possible after the ones before it.
 
-        Return only one if `self.facts` is empty, because the commands possible later are then
-        unknown.
+        Return only one command if `self.facts` is empty, because then later commands are unknown.
         """
         facts = self.facts
         commands = []

@@ -1,7 +1,8 @@
 """TextWorld: games of the package `textworld`, as in arXiv 2510.01132.
 
 The package is optional. Differences from that paper, on purpose:
-- Games run in the package's Python logic, not in a z-machine. `statements` makes the observations.
+- Games run in the Python code of the package, not as programs in an interpreter (z-machine).
+- `statements` words the visible facts of an observation.
 - The reward is the rise of the score, as a share of the maximum.
 """
 
