@@ -186,7 +186,7 @@ def test_costs_up_to_a_success_rate(two_arms, capsys):
 
 
 def test_dynamic_sampling_costs_the_tokens_of_all_sampled_groups():
-    config = Config(num_groups=2, group_size=16)
+    config = Config(num_groups=2, group_size=16, filter_keep=1.0)
     step = {"response_length": 10.0}
     assert sampled_tokens(step, config) == 2 * 16 * 10
     assert sampled_tokens(step | {"sampled_groups": 5}, config) == 5 * 16 * 10

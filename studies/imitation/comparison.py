@@ -455,12 +455,12 @@ INTRODUCTION = f"""\
 # RL against imitation
 
 Every row plays the same 256 fixed prompts {SAMPLES} times, with the same noise. Success is in %,
-with a 95 % interval over prompts and seeds; parentheses hold the results of the seeds. Differences
-are paired by prompt. If two rows have different numbers of seeds, the mean over the seeds of the
-second is subtracted, so their spread is not in the interval. Policies sample at T=0.5. CPU-s are of
-training, without evaluations. "Crowd" rows are the players of the corpus of the base model
-([base_model](../base_model/README.md)), without the random turns that they make there. They name a
-random number of actions a turn."""
+with a 95 % interval over prompts and seeds; parentheses hold the results of the seeds if these
+differ. Differences are paired by prompt. If two rows have different numbers of seeds, the mean
+over the seeds of the second is subtracted, so the spread of the second row's seeds is not in the
+interval. Policies sample at T=0.5. CPU-s are of training, without evaluations. "Crowd" rows are
+the players of the corpus of the base model ([base_model](../base_model/README.md)), without the
+random turns that they make there. They name a random number of actions a turn."""
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ HEADINGS = (
 POLICIES = ("start", "after RL")
 COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted from "after RL"
 LEGEND = """\
-Success in % of n games, with a 95 % interval in brackets. If there are several seeds, their
-results stand in parentheses. Differences are paired by seed and prompt. Intervals are over
-seeds and prompts (support/statistics.py); with two or three seeds, an interval is wide if the
-results of the seeds differ. With few seeds, an interval cannot show that other seeds would
-collapse. First warning: for each seed, the iteration of the first sign of collapse
+Success in % of n games, with a 95 % interval in brackets. If seeds have different results,
+these stand in parentheses. Differences are paired by seed and prompt. Intervals are over seeds
+and prompts (support/statistics.py); with two or three seeds, an interval is wide if the results
+of the seeds differ. With few seeds, an interval cannot show that other seeds would collapse.
+First warning: for each seed, the iteration of the first sign of collapse
 (support/collapse_signs.py), - if there is none."""
 
 
