@@ -69,7 +69,7 @@ def _is_overlay(path: str) -> bool:
 
 
 def inert_settings(config: Config, given: Collection[str]) -> dict[str, str]:
-    """The settings among `given` that change no number of a training run -> why."""
+    """Return {name: reason} for the settings in `given` that have no effect on a training run."""
     reasons = [
         *_unused_parts(config),
         *_one_step(config),

@@ -15,7 +15,7 @@ from numpy import ndarray
 from support.statistics import jackknife_interval
 
 DECIDED = 2.0  # a sign is known if the estimate is more than DECIDED standard errors from 0
-# studies/credit/README.md defines these measures.
+# report.py has their names in tables; studies/credit/README.md defines them
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 

@@ -192,7 +192,7 @@ def correlation_table(results: Sequence[Result]) -> str:
 
 
 def interval(number: Sequence[float | None]) -> str:
-    """Format a value with its 95 % interval. Args: number: value and half-width, or None.
+    """Format a value with its 95 % interval. Args: number: (value, half-width); None: not known.
 
     >>> interval([0.5, 0.1]), interval([None, None])
     ('0.50 [0.40, 0.60]', 'not known')

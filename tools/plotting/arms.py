@@ -124,8 +124,8 @@ def sampled_tokens(step: dict, config: Config) -> float:
 
 
 def read_code_diff(folder: Path, commit: str) -> str | None:
-    """Return the uncommitted changes of a run's code as a diff: "" if there were none, None if the
-    run did not save them."""
+    """Return the uncommitted changes of a run's code as a diff: "" if none are known, None if the
+    run had changes but did not save them."""
     path = folder / code_version.NAME
     if path.is_file():
         return read_text(path)

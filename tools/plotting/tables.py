@@ -13,7 +13,8 @@ from support.statistics import difference_interval, percent, rate_interval
 
 Rows = list[dict]  # the rows of a curve, one for each seed; see studies/runs.py
 Curves = dict[str, Rows]  # label of a method -> rows; [] if it was not run
-Wins = dict[str, np.ndarray]  # "start", "after RL" or reference player -> (S, n) of 0 and 1
+# "start", "after RL" or name of a reference player -> array (seeds, games), 1 for a success, else 0
+Wins = dict[str, np.ndarray]
 
 HEADINGS = (
     "curve",
