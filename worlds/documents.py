@@ -242,7 +242,7 @@ class Index:
         return found
 
     def named_in(self, text: str) -> list[Document]:
-        """Return the documents with all words of their name in `text`, the longest name first."""
+        """Return the documents whose name is in `text`, articles apart, the longest name first."""
         words = words_of(text)
         named = []
         for document, own in zip(self.documents, self.name_words, strict=True):

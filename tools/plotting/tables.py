@@ -37,7 +37,8 @@ these stand in parentheses. Differences are paired by seed and prompt. Intervals
 and prompts (support/statistics.py); with two or three seeds, an interval is wide if the results
 of the seeds differ. With few seeds, an interval cannot show that other seeds would collapse.
 First warning: for each seed, the iteration of the first sign of collapse
-(support/collapse_signs.py), - if there is none."""
+(support/collapse_signs.py), - if there is none. Closed loop: the player sees the result of each
+action before the next one. 1 a turn: it chooses one action a turn."""
 
 
 # ---------- what rows hold
