@@ -193,8 +193,9 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # The system message is the same for all games, so it names no actions if an environment
-        # draws their names for each game: the class of Bandit leaves `actions` empty.
+        # The system message is the same for all games. An environment that draws the names of its
+        # actions for each game (Bandit) sets `actions` on the instance and leaves that of the class
+        # empty. Then the system message names no actions.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."

@@ -51,8 +51,8 @@ def shape_rewards(
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
       divided by `max_reward` and capped at 0.99. A success sets it to 1.
-    - "balanced": the same progress, but paid only at the 2nd, 4th, ... turn with a positive reward
-      and at the last turn.
+    - "balanced": the same progress, but each increase is held back until the next payment. Payments
+      are at the 2nd, 4th, ... turn with a positive reward and at the last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
       is the length of the best plan, and 0 after a success. Without a plan, the first distance is
       1, and a later distance is twice the first.
@@ -281,9 +281,9 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     with it.
 
     Has an effect from the second optimizer step of an iteration on. In the first step, s is 1 up to
-    rounding. If the old log-probs are the engine's, rounding in bfloat16 may take s out of the
-    paper's clip range, 3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets
-    recompute_old_logprobs.
+    rounding, but with a bfloat16 engine the importance weights that GSPO leaves out are not 1. If
+    the old log-probs are the engine's, rounding in bfloat16 may take s out of the paper's clip
+    range, 3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets recompute_old_logprobs.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, one
@@ -302,11 +302,11 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
     """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
-    Has an effect if policy and engine differ. If the old log-probs are the engine's, PPO's clip
-    already gives no gradient to tokens that moved too far in A's direction. So with [0.5, 5] the
-    mask changes only the gradient of tokens that moved far against A: A > 0 and a ratio below 0.5,
-    or A < 0 and a ratio above 5. INTELLECT-3 takes the same ratio, but does not clip; here PPO's
-    clip stays. Ring-1T takes pi_old / pi_engine.
+    Has an effect if policy and engine differ. With [0.5, 5] and the engine's old log-probs, PPO's
+    clip already stops the gradient for A > 0 and a ratio above 5, and for A < 0 and a ratio below
+    0.5. The mask stops the two other cases: A > 0 and a ratio below 0.5, or A < 0 and a ratio above
+    5. INTELLECT-3 takes the same ratio, but does not clip; here PPO's clip stays. Ring-1T takes
+    pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])

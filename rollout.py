@@ -49,8 +49,9 @@ class Turn:
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
-    response_ids: list[int] | list[str]  # from an API: its text, then "" for each further token
-    # of response_ids, from the engine at its temperature, nats; NaN where the engine gave none
+    # An API gives no ids: then [text, "", "", ...], as long as the number of its tokens.
+    response_ids: list[int] | list[str]
+    # log pi_engine of response_ids at the sampling temperature, nats; NaN if the engine gave none
     rollout_logprobs: list[float]
     # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
     reward: float = 0.0
@@ -376,10 +377,11 @@ def failed_outcome(error: object) -> TurnOutcome:
 def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> None:
     """Print how many trajectories ended in an error, and stop the run if there are too many.
 
-    At most the fraction max_error_frac of all trajectories may fail. Unless max_error_frac is 0,
-    one whole group may always fail, because its instance may be impossible to play.
+    At most the fraction max_error_frac of all trajectories may fail, or group_size of them if that
+    is more: an instance that cannot be played fails a whole group. With max_error_frac=0, none may.
 
-    Raises: UserError with the first error if more trajectories failed, or if every group has one.
+    Raises: UserError with the first error if more trajectories failed, or if no group is without
+        an error.
     """
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:

@@ -46,7 +46,7 @@ Differences from the paper and from RAGEN's code:
   trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the loss.
 - GAE steps from the last token of a turn directly to the first token of the next turn. RAGEN v1
   steps through the observation between them, with values of 0.
-- The reward of a turn is on the last token of the turn, not of the trajectory. RAGEN takes the
+- The reward of a turn is on its last token, and the lengths of turns are known. RAGEN takes the
   tokens with a nonzero reward as the ends of turns, so it misses turns with reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
   RAGEN takes the std of normalised scores if normalisation within groups is on. RAGEN-2 excludes
@@ -405,8 +405,9 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> Tensor:
-    """Sum the discounted rewards from each step to the end of its piece of counts[i] steps.
+    """Sum the discounted rewards from each step to the end of its piece.
 
+    Args: counts: the number of steps of each piece.
     >>> returns_to_go(torch.tensor([1.0, 2.0, 4.0]), [2, 1], gamma=0.5).tolist()
     [2.0, 2.0, 4.0]
     """

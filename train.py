@@ -104,8 +104,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # A run that is over has evaluated its last iteration, so `run.scores` is empty only if this
-    # process did no iteration, for example with num_iterations=0.
+    # `run.add` keeps `eval_scores` as `run.scores`, and a run that is over has evaluated its last
+    # iteration. So they are missing only if this process did no iteration (num_iterations=0).
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(play_references)  # the report compares the policy with reference players
@@ -181,8 +181,8 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     """Sample P groups of N trajectories, and return them group after group.
 
     Every rank plays a part of the trajectories and returns all of them. With dynamic sampling
-    (sampling_rounds > 1), further rounds sample more groups until num_groups groups have scores
-    that differ. All sampled groups are returned, so P may exceed num_groups."""
+    (sampling_rounds > 1), further rounds sample more groups until the scores differ inside of
+    num_groups groups. All sampled groups are returned, so P may exceed num_groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -604,8 +604,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     largest_diff = torch.zeros((), device=learner.device)
     # All ranks need equally many micro-batches. Ranks with fewer get surplus ones, is_real 0.0.
     for number, (indices, is_real) in enumerate(micro_batches):
-        # Several ranks reduce gradients once, in the last micro-batch. With one rank, reducing each
-        # time costs nothing and frees the unsharded gradients.
+        # With several ranks, reduce gradients only in the last micro-batch, which saves traffic.
+        # With one rank, reducing each time costs nothing and frees the unsharded gradients.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
             module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
@@ -647,8 +647,7 @@ def policy_loss(
     Args: packed: the tokens of the micro-batch; num_tokens, num_observation_tokens: the numbers of
         response tokens and of observation tokens in the whole mini-batch, which divide the losses.
     Returns: loss, a scalar; metrics, sums over the R tokens. Exceptions: logprob_diff_max, a
-        maximum; observation_nll, ECHO's mean times num_tokens, because `mean_over_steps` divides
-        the sum over mini-batches by the sum of their num_tokens.
+        maximum; observation_nll, ECHO's mean times num_tokens.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
@@ -667,7 +666,7 @@ def policy_loss(
     if config.observation_coef:  # ECHO
         nll = methods.echo_loss(all_logprobs[len(token_weights) :], num_observation_tokens)
         loss = loss + config.observation_coef * nll
-        metrics["observation_nll"] = nll.detach() * num_tokens
+        metrics["observation_nll"] = nll.detach() * num_tokens  # divided by `mean_over_steps`
     if learner.ref:
         kl = starpo.kl_penalty(logprobs, micro_batch.ref_logprobs, config.kl_estimator)  # (R,)
         metrics["kl_ref"] = kl.detach().sum()
@@ -688,7 +687,7 @@ def clipped_loss(
     advantages = micro_batch.advantages  # (R,)
     segment_ids = micro_batch.segment_ids  # (R,)
     clip_low, clip_high = config.clip_low, config.clip_high
-    if config.sequence_ratio:  # GSPO: no importance weight for single tokens
+    if config.sequence_ratio:  # GSPO, whose "sequence" is a segment here; it weighs no single token
         segment_log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
         importance = torch.ones_like(old_logprobs)  # (R,)
     else:

@@ -112,7 +112,8 @@ def _one_step(config: Config) -> Iterator[Reason]:
 
     Before the first step, PPO's ratio is 1 if the trainer computes the old log-probs. Otherwise the
     ratio is the mismatch of engine and trainer. In float32 this mismatch is far below every limit,
-    but in bfloat16 it may exceed the clip range of GSPO."""
+    but in bfloat16 it may exceed the clip range of GSPO. sequence_ratio also removes the importance
+    weights, which correct this mismatch."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return
@@ -124,9 +125,9 @@ def _one_step(config: Config) -> Iterator[Reason]:
     is_float32 = config.dtype == "float32" or (config.dtype == "auto" and config.device == "cpu")
     engine_agrees = is_float32 and config.engine_dtype in ("auto", "float32")
     if engine_agrees or config.trainer_gives_old_logprobs():
-        yield "clip_low clip_high dual_clip sequence_ratio", reason
+        yield "clip_low clip_high dual_clip", reason
     if engine_agrees or not config.engine_gives_logprobs():
-        yield "importance_cap importance_floor sequence_mask tv_bound", reason
+        yield "importance_cap importance_floor sequence_mask tv_bound sequence_ratio", reason
 
 
 def _estimator(config: Config) -> Iterator[Reason]:
