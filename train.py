@@ -95,7 +95,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     """Train until the run is over or interrupted."""
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
-    # The starting model is evaluated first, because `run.start` loads the newest checkpoint.
+    # Every start, also one that continues a run, first evaluates the model before training, for the
+    # report. Then `run.start` loads the newest checkpoint, if there is one.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
     while run.should_continue():
@@ -105,7 +106,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
     # `run.add` keeps `eval_scores` as `run.scores`, and a run that is over has evaluated its last
-    # iteration. So they are missing only if this process did no iteration (num_iterations=0).
+    # iteration. So they are missing only if this process did no iteration: with num_iterations=0,
+    # or if an earlier process ended between its last checkpoint and its report.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(play_references)  # the report compares the policy with reference players
@@ -181,8 +183,9 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     """Sample P groups of N trajectories, and return them group after group.
 
     Every rank plays a part of the trajectories and returns all of them. With dynamic sampling
-    (sampling_rounds > 1), further rounds sample more groups until the scores differ inside of
-    num_groups groups. All sampled groups are returned, so P may exceed num_groups."""
+    (sampling_rounds > 1), up to sampling_rounds - 1 further rounds sample more groups, until
+    num_groups groups have scores that differ. All sampled groups are returned, so P may exceed
+    num_groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -363,6 +366,7 @@ def build_experience(
     sequences = []
     trajectory_ids = []
     for trajectory_id, trajectory in enumerate(kept):
+        # The parts keep the order of the response tokens, so (R,) is the same for both.
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
@@ -423,8 +427,8 @@ def logprobs_before_update(
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # `sampled` is NaN for observations (mask_observations=False), and if vLLM gave no log-probs,
-    # which happens only with recompute_old_logprobs.
+    # `sampled` is NaN for observations (mask_observations=False), and for all tokens if vLLM gave
+    # no log-probs (recompute_old_logprobs=True). Then the trainer gives the old log-probs, too.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -687,7 +691,7 @@ def clipped_loss(
     advantages = micro_batch.advantages  # (R,)
     segment_ids = micro_batch.segment_ids  # (R,)
     clip_low, clip_high = config.clip_low, config.clip_high
-    if config.sequence_ratio:  # GSPO, whose "sequence" is a segment here; it weighs no single token
+    if config.sequence_ratio:  # GSPO: a ratio for each segment, no importance weights of tokens
         segment_log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
         importance = torch.ones_like(old_logprobs)  # (R,)
     else:
