@@ -4,9 +4,10 @@ An `Episode` shows an environment of `envs.py` as messages. It executes the acti
 replies and enforces the limits on actions and turns; rollout.py enforces the limits on tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an unknown action,
-or if it executes no action. Names after the action that ends the game are not judged. An invalid
-reply gets the format penalty. The next message reports the faults of a reply and its reward with
-the penalty. In RAGEN the policy never sees the penalty.
+or if it executes no action. Names after the action that ends the game are not judged, but those
+over the limit still count as surplus. An invalid reply gets the format penalty. The next message
+reports the faults of a reply and its reward with the penalty. In RAGEN the policy never sees the
+penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
 their text is only parsed.

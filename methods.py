@@ -281,9 +281,9 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     with it.
 
     Has an effect from the second optimizer step of an iteration on; in the first step, s is 1 up to
-    rounding. With a bfloat16 engine it has an effect in the first step, too: GSPO leaves out the
-    importance weights, which are not 1 there. If the old log-probs are the engine's, rounding in
-    bfloat16 may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above 1. So
+    rounding. With a bfloat16 engine it has an effect in the first step, too. If the trainer gives
+    the old log-probs, GSPO leaves out the importance weights, which are then not 1. If the engine
+    gives them, rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above 1. So
     config/methods/gspo.py sets recompute_old_logprobs.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).

@@ -49,7 +49,8 @@ class Turn:
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
-    # An API gives no ids: then the whole text and empty strings, one entry for each of its tokens.
+    # An API gives no ids. Then the first entry is the whole text, and empty strings follow, so that
+    # there are as many entries as tokens.
     response_ids: list[int] | list[str]
     # log pi_engine of response_ids at the sampling temperature, nats; NaN if the engine gave none
     rollout_logprobs: list[float]

@@ -13,10 +13,10 @@ R count only kept trajectories. In the update they count one mini-batch or micro
     python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. Most settings that you
-change between two starts then need --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run
-after the current iteration, or after grace_s seconds if that is sooner. The exit code is then 75,
-or 1 with torchrun (docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. If you changed a setting
+in between, you must accept most changes with --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end
+the run after the current iteration, or after grace_s seconds if that is sooner. The exit code is
+then 75, or 1 with torchrun (docs/faults.md).
 """
 
 from configurator import Config
@@ -95,8 +95,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     """Train until the run is over or interrupted."""
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
-    # Every start, also one that continues a run, first evaluates the model before training, for the
-    # report. Then `run.start` loads the newest checkpoint, if there is one.
+    # The report needs the scores of the initial model. So every start, also one that continues a
+    # run, evaluates it here. Then `run.start` loads the newest checkpoint, if there is one.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
     while run.should_continue():
@@ -105,9 +105,9 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # `run.add` keeps `eval_scores` as `run.scores`, and a run that is over has evaluated its last
-    # iteration. So they are missing only if this process did no iteration: with num_iterations=0,
-    # or if an earlier process ended between its last checkpoint and its report.
+    # `run.add` keeps `eval_scores` as `run.scores`, and the last iteration is always evaluated. So
+    # scores are missing only if this process did no iteration, for example with num_iterations=0,
+    # or if an earlier process ended after its last checkpoint but before its report.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(play_references)  # the report compares the policy with reference players
@@ -155,7 +155,7 @@ def iterate(
     if not config.mask_observations:  # RAGEN v1 trains on the observations, too
         kept = [unmask(trajectory, chat) for trajectory in kept]
     to_train = list(range(len(kept)))  # indices into kept
-    if config.drop_void:  # SimpleTIR; left-out trajectories still count in the baselines
+    if config.drop_void:  # SimpleTIR: leave out trajectories with a turn that executed no action
         is_void = torch.tensor([t.has_void_turn for t in kept], dtype=torch.bool)
         to_train = methods.without_void_turns(is_void).tolist()
 
@@ -218,7 +218,7 @@ def collect_groups(
 
     The members of a group start from the same instance, with different transition noise and
     sampling noise. If the setting `env` is a mixture ("A + 2*B"), the environment of each group is
-    drawn. A mixture may change with the iterations ("A @50 > B").
+    drawn. "A @50 > B" draws from A in the first 50 iterations, and then from B.
 
     Args: rng: draws the environments; first_group: the index of the first group in the iteration,
         which is part of its instance's seed."""
@@ -366,13 +366,13 @@ def build_experience(
     sequences = []
     trajectory_ids = []
     for trajectory_id, trajectory in enumerate(kept):
-        # The parts keep the order of the response tokens, so (R,) is the same for both.
+        # Sequences have the response tokens of `kept` in the same order: tensors (R,) fit both.
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
     segment_ids = turn_ids
-    if config.segment == "trajectory":  # a segment is a sequence: with context_turns, one turn
+    if config.segment == "trajectory":  # with context_turns, a sequence is one turn
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 
@@ -421,14 +421,15 @@ def logprobs_before_update(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    # True with recompute_old_logprobs, mask_observations=False or a KL in the reward
+    # The trainer gives them with recompute_old_logprobs, mask_observations=False or a KL in the
+    # reward.
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
     # `sampled` is NaN for observations (mask_observations=False), and for all tokens if vLLM gave
-    # no log-probs (recompute_old_logprobs=True). Then the trainer gives the old log-probs, too.
+    # no log-probs (recompute_old_logprobs=True). There the old log-probs take its place.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
