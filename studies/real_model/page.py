@@ -16,6 +16,8 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from studies.experiments import FIGURES
 from studies.real_model import guess
 from studies.real_model.curves import draw_traps, draw_two_rates, metrics_of
@@ -77,9 +79,10 @@ def main(argv: list[str]) -> None:
     draw_two_rates(Path("docs/echo_trap.png"), shown_runs(finished, AT_LOW_RATE), high)
     guess.draw(FOLDER / "guess.png")
     page = FOLDER / "README.md"
-    at_low_rate = {name: rows for name, rows in finished.items() if name.endswith(AT_LOW_RATE)}
+    labels = [name + rate for rate in (AT_LOW_RATE, "") for name in SHOWN]
     contents = {
-        "gains": gain_lines(at_low_rate),
+        "gains": gain_lines({label: finished[label] for label in labels if label in finished}),
+        "difference": difference_lines(finished),
         "runs": run_lines(finished),
         "signs": sign_lines(finished),
         "jobs": gain_lines(finished_of("jobs")),
@@ -203,6 +206,29 @@ def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
                 ]
             )
     return tables.markdown(GAIN_HEADINGS, lines)
+
+
+def difference_lines(curves: dict[str, list[Row]]) -> list[str]:
+    """Return a table of success after RL, StarPO-S minus StarPO, over the seeds that both have."""
+    lines = []
+    for suffix, rate in ((AT_LOW_RATE, "2e-5"), ("", "8e-5")):
+        starpo, starpo_s = (wins_by_seed(curves.get(name + suffix, [])) for name in SHOWN)
+        seeds = sorted(starpo.keys() & starpo_s.keys())
+        if seeds:
+            one = np.array([starpo[seed] for seed in seeds])  # (S, n)
+            other = np.array([starpo_s[seed] for seed in seeds])  # (S, n)
+            shown_seeds = ", ".join(str(seed) for seed in seeds)
+            lines.append([rate, shown_seeds, tables.difference(other, one)])
+    return tables.markdown(["learning rate", "seeds", "StarPO-S - StarPO"], lines)
+
+
+def wins_by_seed(rows: list[Row]) -> dict[int, np.ndarray]:
+    """Return seed -> success on each prompt after RL, (n,)."""
+    found = {}
+    for row in rows:
+        (wins,) = tables.wins_by_env([row]).values()
+        found[row["settings"]["seed"]] = wins["after RL"][0]
+    return found
 
 
 def shown_list(iterations: Sequence[int]) -> str:
