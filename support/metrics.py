@@ -28,37 +28,45 @@ class Metric(NamedTuple):
 PLACEHOLDERS = {
     "N": "`group_size`",
     "ENV": "an evaluated environment (`eval_env`) other than the first",
-    "SAMPLING": "`first` (thoughts of first turns) or `sampled` (one random turn per trajectory)",
+    "SAMPLING": "the sample of thoughts: `first` (thoughts of first turns) or `sampled` (the "
+    "thought of one random turn per trajectory)",
     "K": f"one of {', '.join(str(k) for k in RETRIEVAL_RANKS)}",
 }
 
 GROUPS = {
-    "rollout": "The training trajectories of the iteration, sampled at `temperature`.",
-    "update": "The group filter and the optimizer steps. Values per token are means over sampled "
-    "tokens. Without an update, all but `kept_groups`, `kept_trajectories`, `bad_steps` are null.",
-    "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. Null in iterations "
-    "without an evaluation (`eval_every`).",
-    "collapse": "Whether thoughts still depend on their prompts; [diagnostics.md](diagnostics.md) "
-    "explains how they are measured. Null in iterations without a measurement (`collapse_every`), "
-    "except `regime`. A pair is a thought with its prompt.",
+    "rollout": "The training trajectories of the iteration, sampled at `temperature`. The score of "
+    "a trajectory is the sum of its rewards and penalties.",
+    "update": "The group filter and the optimizer steps. Metrics of tokens are means over the "
+    "response tokens of all optimizer steps of the iteration. If nothing is left to train on, "
+    "there is no update, and all metrics except `kept_groups`, `kept_trajectories` and "
+    "`bad_steps` are null.",
+    "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. All metrics except "
+    "`eval_success/ENV` are about the first evaluated environment. Null in iterations without an "
+    "evaluation (`eval_every`).",
+    "collapse": "Whether the thoughts of the policy (Z) still depend on their prompts (X). "
+    "[diagnostics.md](diagnostics.md) explains how this is measured. A name without its ending "
+    "means the metric of the same sample: in the meaning of `mi_zscore_first`, `mi` is "
+    "`mi_first`. All metrics except `regime` are null in iterations without a measurement "
+    "(`collapse_every`).",
     "cost": "What the iteration cost. Times and memory are those of rank 0.",
 }
 
 METRICS = [
     # ---------- rollout
-    Metric("step", "rollout", "iterations", "Iterations so far."),
-    Metric("success", "rollout", "fraction", "Trajectories that solved the task."),
+    Metric("step", "rollout", "iterations", "Iterations of the run so far, this one included."),
+    Metric("success", "rollout", "fraction", "Share of the trajectories that solved the task."),
     Metric(
         "pass@{N}",
         "rollout",
         "fraction",
-        "Groups in which at least one trajectory solved the task.",
+        "Share of the groups in which at least one trajectory solved the task.",
     ),
     Metric(
         "reward",
         "rollout",
         "reward",
-        "Score of a trajectory, the sum of its rewards and penalties; mean over trajectories.",
+        "Score of a trajectory, which is the sum of its rewards and penalties; mean over "
+        "trajectories.",
     ),
     Metric("in_group_reward_mean", "rollout", "reward", "Mean score of a group; mean over groups."),
     Metric(
@@ -71,85 +79,116 @@ METRICS = [
     Metric(
         "in_group_reward_max", "rollout", "reward", "Highest score of a group; mean over groups."
     ),
-    Metric("zero_std_frac", "rollout", "fraction", "Groups in which all scores are equal."),
+    Metric(
+        "zero_std_frac",
+        "rollout",
+        "fraction",
+        "Share of the groups in which all scores are equal.",
+    ),
     Metric(
         "error_frac",
         "rollout",
         "fraction",
-        "Trajectories that ended in an error. Other metrics leave out their groups, except "
-        "`sampled_groups`, times and memory.",
+        "Share of the sampled trajectories that ended in an error. The groups of these "
+        "trajectories are left out of all other metrics, except `sampled_groups`, times and "
+        "memory.",
     ),
-    Metric("lost_frac", "rollout", "fraction", "Trajectories whose game was lost."),
+    Metric(
+        "lost_frac",
+        "rollout",
+        "fraction",
+        "Share of the trajectories whose game was lost, for example by a fall into a hole.",
+    ),
     Metric(
         "out_of_actions_frac",
         "rollout",
         "fraction",
-        "Trajectories that ended without success when their actions (`actions_per_traj`) were used "
-        "up.",
+        "Share of the trajectories whose game used up its actions (`actions_per_traj`) without "
+        "success.",
     ),
     Metric(
         "out_of_turns_frac",
         "rollout",
         "fraction",
-        "Trajectories whose game was not over after `max_turns` replies.",
+        "Share of the trajectories whose game was not over after `max_turns` replies.",
     ),
     Metric(
         "out_of_tokens_frac",
         "rollout",
         "fraction",
-        "Trajectories that ended because `max_context_tokens` had no room for another reply. This, "
-        "`success` and the three fractions above sum to 1.",
+        "Share of the trajectories that ended because `max_context_tokens` had no room for "
+        "another reply. `success`, `lost_frac`, `out_of_actions_frac`, `out_of_turns_frac` and "
+        "`out_of_tokens_frac` sum to 1.",
     ),
     Metric(
         "cut_frac",
         "rollout",
         "fraction",
-        "Replies that were cut off, at `max_response_tokens` or at the end of the context.",
+        "Share of the replies that were cut off, either at `max_response_tokens` or at the end "
+        "of the context (`max_context_tokens`).",
     ),
     Metric(
         "cut_by_context_frac",
         "rollout",
         "fraction",
-        "Replies that were cut off below `max_response_tokens`, because the context was full.",
+        "Share of the replies that were cut off before `max_response_tokens`, because the "
+        "context was full.",
     ),
     Metric(
         "void_frac",
         "rollout",
         "fraction",
-        "Trajectories with a turn in which no action was executed.",
+        "Share of the trajectories with a turn in which no action was executed.",
     ),
-    Metric("num_turns", "rollout", "turns", "Turns per trajectory."),
-    Metric("num_actions", "rollout", "actions", "Executed actions per trajectory."),
-    Metric("response_length", "rollout", "tokens", "Sampled tokens per trajectory."),
+    Metric("num_turns", "rollout", "turns", "Turns of a trajectory; mean over trajectories."),
+    Metric(
+        "num_actions",
+        "rollout",
+        "actions",
+        "Executed actions of a trajectory; mean over trajectories.",
+    ),
+    Metric(
+        "response_length",
+        "rollout",
+        "tokens",
+        "Sampled tokens of a trajectory, over all its replies; mean over trajectories.",
+    ),
     Metric(
         "valid_frac",
         "rollout",
         "fraction",
-        "Turns whose reply is valid: it has the required form, only known actions, no surplus "
-        "action, and at least one action.",
+        "Share of the turns whose reply is valid: the reply has the required form, names at "
+        "least one action, only known actions, and no more actions than are allowed.",
     ),
     Metric(
         "effective_frac",
         "rollout",
         "fraction",
-        "Share of a turn's executed actions that changed the state, 0 if it executed none; mean "
-        "over turns.",
+        "Share of a turn's executed actions that changed the state, 0 if the turn executed "
+        "none; mean over turns.",
     ),
     Metric(
         "thoughts_per_turn",
         "rollout",
         "sentences",
-        "Sentences in `<think>` that can be checked against the state, per turn.",
+        "Number of sentences in the `<think>` of a turn that can be checked against the state; "
+        "mean over turns.",
     ),
     Metric(
         "thought_true_frac",
         "rollout",
         "fraction",
-        "True sentences among those that can be checked; 0 if there are none.",
+        "Share of true sentences among the sentences of thoughts that can be checked; 0 if "
+        "there are none.",
     ),
     # ---------- update
-    Metric("kept_groups", "update", "groups", "Groups that the filter kept."),
-    Metric("kept_trajectories", "update", "trajectories", "Trajectories that the filter kept."),
+    Metric("kept_groups", "update", "groups", "Number of groups that the group filter kept."),
+    Metric(
+        "kept_trajectories",
+        "update",
+        "trajectories",
+        "Number of trajectories in the groups that the group filter kept.",
+    ),
     Metric(
         "learning_rate",
         "update",
@@ -157,26 +196,38 @@ METRICS = [
         "Learning rate of the policy. It falls with the iterations unless `final_lr` is 1.",
     ),
     Metric("critic_lr", "update", "none", "Learning rate of the critic; null without a critic."),
-    Metric("pg_loss", "update", "advantage", "Policy loss, without entropy bonus and KL."),
-    Metric("clipfrac", "update", "fraction", "Tokens whose loss takes the clipped ratio."),
+    Metric(
+        "pg_loss",
+        "update",
+        "advantage",
+        "Loss of the policy, without entropy bonus and KL penalty.",
+    ),
+    Metric(
+        "clipfrac",
+        "update",
+        "fraction",
+        "Share of the tokens for which the clipped ratio determines the loss.",
+    ),
     Metric(
         "masked_frac",
         "update",
         "fraction",
-        "Tokens that `importance_floor`, `sequence_mask` or `tv_bound` leave out of the policy "
-        "loss.",
+        "Share of the tokens that the settings `importance_floor`, `sequence_mask` or "
+        "`tv_bound` exclude from the policy loss.",
     ),
     Metric(
         "observation_nll",
         "update",
         "nats per token",
-        "Cross-entropy on the observations between replies; null if `observation_coef` is 0.",
+        "Cross-entropy of the policy on the tokens of observations between replies; null if "
+        "`observation_coef` is 0.",
     ),
     Metric(
         "approx_kl",
         "update",
         "nats per token",
-        "KL(old policy, new policy), estimated with k3 from the sampled tokens.",
+        "KL(policy before the update, policy during the update), estimated with k3 from the "
+        "sampled tokens.",
     ),
     Metric(
         "entropy",
@@ -188,53 +239,78 @@ METRICS = [
         "kl_ref",
         "update",
         "nats per token",
-        "KL to the starting model, estimated with `kl_estimator`; null if `kl_coef` is 0.",
+        "KL(policy, starting model), estimated with `kl_estimator`; null if `kl_coef` is 0.",
     ),
     Metric(
         "vf_loss",
         "update",
         "reward squared",
-        "Value loss. This, `vf_clipfrac`, `explained_variance` and `grad_norm_critic` are null for "
-        "estimators without a critic.",
+        "Value loss of the critic. The metrics `vf_loss`, `vf_clipfrac`, `explained_variance` "
+        "and `grad_norm_critic` are null for estimators without a critic.",
     ),
-    Metric("vf_clipfrac", "update", "fraction", "Tokens whose loss takes the clipped value."),
+    Metric(
+        "vf_clipfrac",
+        "update",
+        "fraction",
+        "Share of the tokens for which the clipped value determines the value loss.",
+    ),
     Metric(
         "explained_variance",
         "update",
         "none",
-        "1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one.",
+        "1 - Var(returns - values) / Var(returns). It is 1 for a perfect critic, and 0 for a "
+        "critic that predicts a constant.",
     ),
-    Metric("grad_norm", "update", "norm", "Gradient norm of the policy before clipping."),
-    Metric("grad_norm_critic", "update", "norm", "Gradient norm of the critic before clipping."),
+    Metric(
+        "grad_norm",
+        "update",
+        "norm",
+        "Gradient norm of the policy before clipping; mean over optimizer steps.",
+    ),
+    Metric(
+        "grad_norm_critic",
+        "update",
+        "norm",
+        "Gradient norm of the critic before clipping; mean over optimizer steps.",
+    ),
     Metric(
         "bad_steps",
         "update",
         "steps",
-        "Optimizer steps in a row that were skipped because of NaN or Inf.",
+        "Number of successive optimizer steps, up to the last one, that were skipped because a "
+        "loss, a metric or the gradient was NaN or Inf.",
     ),
     Metric(
         "logprob_diff_mean",
         "update",
         "nats per token",
-        "Mean absolute difference between the log-probs of engine and trainer, in the first "
-        "optimizer step. Tokens that no engine sampled (`mask_observations=False`) count as 0.",
+        "Mean absolute difference between the engine's and the trainer's log-probs of the same "
+        "tokens, in the first optimizer step, when both have the same weights. Tokens that no "
+        "engine sampled (`mask_observations=False`) count as 0. Null if the engine returns no "
+        "log-probs.",
     ),
     Metric(
         "logprob_diff_max",
         "update",
         "nats",
-        "Largest absolute difference between the log-probs of engine and trainer, in the first "
-        "optimizer step.",
+        "Largest absolute difference between the engine's and the trainer's log-prob of a "
+        "token, in the first optimizer step, when both have the same weights. Null if the "
+        "engine returns no log-probs.",
     ),
     # ---------- evaluation
     Metric(
         "eval_success",
         "eval",
         "fraction",
-        "Solved prompts of the first evaluated environment (`eval_env`).",
+        "Share of the prompts of the first evaluated environment (`eval_env`) that were solved.",
     ),
-    Metric("eval_success/{ENV}", "eval", "fraction", "Solved prompts of ENV."),
-    Metric("eval_reward", "eval", "reward", "Like `reward`, on the prompts of `eval_success`."),
+    Metric(
+        "eval_success/{ENV}",
+        "eval",
+        "fraction",
+        "Share of the prompts of the environment ENV that were solved.",
+    ),
+    Metric("eval_reward", "eval", "reward", "Like `reward`, in the games of the evaluation."),
     Metric("eval_valid_frac", "eval", "fraction", "Like `valid_frac`."),
     Metric(
         "eval_entropy",
@@ -243,7 +319,12 @@ METRICS = [
         "Like `entropy`, at `eval_temperature`; at temperature 1 if `eval_temperature` is 0.",
     ),
     Metric("eval_response_length", "eval", "tokens", "Like `response_length`."),
-    Metric("eval_error_frac", "eval", "fraction", "Games that ended in an error."),
+    Metric(
+        "eval_error_frac",
+        "eval",
+        "fraction",
+        "Share of the evaluation games that ended in an error.",
+    ),
     Metric("eval_lost_frac", "eval", "fraction", "Like `lost_frac`."),
     Metric("eval_out_of_actions_frac", "eval", "fraction", "Like `out_of_actions_frac`."),
     Metric("eval_out_of_turns_frac", "eval", "fraction", "Like `out_of_turns_frac`."),
@@ -255,79 +336,93 @@ METRICS = [
         "regime",
         "collapse",
         "word",
-        "diverse, template, compressed or collapsed; null until the entropy is known.",
+        "The regime that [diagnostics.md](diagnostics.md#regimes) explains: diverse, template, "
+        "compressed or collapsed. Null until the entropy is known.",
     ),
     Metric(
         "valid_thinking_rate",
         "collapse",
         "fraction",
-        "Turns whose thought is closed and not empty. The metrics below use only these turns.",
+        "Share of the turns whose thought is closed with `</think>` and not empty. The metrics "
+        "below use only these turns.",
     ),
-    Metric("pairs_{SAMPLING}", "collapse", "pairs", "Number of pairs in the measurement."),
+    Metric(
+        "pairs_{SAMPLING}",
+        "collapse",
+        "pairs",
+        "Number of thoughts in the sample, each with its prompt.",
+    ),
     Metric(
         "mi_bound_{SAMPLING}",
         "collapse",
         "nats",
-        "H(X), the entropy of the prompts of the pairs: an upper bound of the mutual information. "
-        "It is log n if all n pairs have different prompts.",
+        "H(X), the entropy of the prompts of the sample. It is an upper bound of the mutual "
+        "information, and equals log n if all n thoughts have different prompts.",
     ),
     Metric(
         "mi_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
-        "Mutual information of thought and prompt, H(Z) - H(Z given X).",
+        "Mutual information of thought and prompt, H(Z) - H(Z given X), from the log-probs of "
+        "whole thoughts.",
     ),
     Metric(
         "mi_{SAMPLING}",
         "collapse",
         "nats per token",
-        "`mi_seq` with the mean log-prob of a thought's tokens instead of their sum. It is "
-        "comparable to RAGEN-2, but not a true mutual information.",
+        "Like `mi_seq`, but computed with the mean log-prob of a thought's tokens instead of "
+        "their sum. It is comparable to the number of RAGEN-2, but is not a true mutual "
+        "information.",
     ),
     Metric(
         "conditional_entropy_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
-        "H(Z given X): how varied thoughts are for one prompt.",
+        "H(Z given X): how varied the thoughts for one prompt are.",
     ),
     Metric(
         "conditional_entropy_{SAMPLING}",
         "collapse",
         "nats per token",
-        "`conditional_entropy_seq` with mean log-probs.",
+        "Like `conditional_entropy_seq`, but computed with the mean log-prob of a thought's "
+        "tokens.",
     ),
     Metric(
         "marginal_entropy_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
-        "H(Z): how varied thoughts are over all prompts.",
+        "H(Z): how varied the thoughts of all prompts together are.",
     ),
     Metric(
         "marginal_entropy_{SAMPLING}",
         "collapse",
         "nats per token",
-        "`marginal_entropy_seq` with mean log-probs.",
+        "Like `marginal_entropy_seq`, but computed with the mean log-prob of a thought's tokens.",
     ),
     Metric(
         "marginal_std_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
-        "Standard deviation over thoughts of the log of their mean probability over all prompts.",
+        "Standard deviation of log p(z) over the thoughts z, where p(z) is the mean probability "
+        "of z over all prompts of the sample.",
     ),
     Metric(
         "marginal_std_{SAMPLING}",
         "collapse",
         "nats per token",
-        "`marginal_std_seq` with mean log-probs.",
+        "Like `marginal_std_seq`, but computed with the mean log-prob of a thought's tokens.",
     ),
     Metric(
         "marginal_std_ema_{SAMPLING}",
         "collapse",
         "nats per token",
-        "Moving average of `marginal_std` over measurements, decay 0.9.",
+        "Moving average of `marginal_std` over the measurements of the run, with decay 0.9.",
     ),
     Metric(
-        "mi_zscore_seq_{SAMPLING}", "collapse", "none", "`mi_seq` / (`marginal_std_seq` + 0.001)."
+        "mi_zscore_seq_{SAMPLING}",
+        "collapse",
+        "none",
+        "`mi_seq` / (`marginal_std_seq` + 0.001).",
     ),
     Metric("mi_zscore_{SAMPLING}", "collapse", "none", "`mi` / (`marginal_std` + 0.001)."),
     Metric(
@@ -340,15 +435,16 @@ METRICS = [
         "retrieval@{K}_{SAMPLING}",
         "collapse",
         "fraction",
-        "Thoughts whose own prompt is among the K prompts that make them likeliest. Tied prompts "
-        "count as the average over their orders.",
+        "Share of the thoughts whose own prompt is among the K prompts of the sample under "
+        "which the thought is most probable. If prompts tie, the result is the mean over all "
+        "orders of these prompts.",
     ),
     Metric(
         "retrieval_chance@{K}_{SAMPLING}",
         "collapse",
         "fraction",
-        "`retrieval@K` of a policy that ignores its prompts: min(K, J) / J for J different "
-        "prompts.",
+        "The value of `retrieval@K` for a policy that ignores its prompts: min(K, J) / J, if "
+        "the sample has J different prompts.",
     ),
     Metric(
         "retrieval_above@{K}_{SAMPLING}",
@@ -357,15 +453,26 @@ METRICS = [
         "`retrieval@K` - `retrieval_chance@K`.",
     ),
     # ---------- cost
-    Metric("sampled_groups", "cost", "groups", "Sampled groups, over all `sampling_rounds`."),
+    Metric(
+        "sampled_groups",
+        "cost",
+        "groups",
+        "Number of groups that were sampled, over all `sampling_rounds`.",
+    ),
     Metric("rollout_s", "cost", "seconds", "Wall time of the rollouts."),
-    Metric("update_s", "cost", "seconds", "Wall time of filter, advantages and update."),
-    Metric("cpu_s", "cost", "seconds", "CPU time of the process for rollouts and update."),
+    Metric(
+        "update_s",
+        "cost",
+        "seconds",
+        "Wall time of group filter, advantages and optimizer steps.",
+    ),
+    Metric("cpu_s", "cost", "seconds", "CPU time that the process took for rollouts and update."),
     Metric(
         "memory_gib",
         "cost",
         "GiB",
-        "Largest memory so far: allocated by torch on a GPU, resident memory on a CPU.",
+        "Largest memory of the process since its start: memory allocated by torch on a GPU, "
+        "resident memory on a CPU.",
     ),
 ]
 
@@ -413,9 +520,8 @@ def glossary() -> str:
         "(`tensorboard --logdir out`) shows the same numbers, with one group per heading below:",
         "`reward` is called `rollout/reward` there, and `eval_reward` is called `eval/reward`.",
         "",
-        "A *fraction*, from 0 to 1, is the share of what the meaning names first, for example of",
-        "trajectories, turns or tokens. Rewards have the unit of the environment. Null means not",
-        "measured.",
+        "A fraction is a number from 0 to 1. Rewards have the unit of the environment. A value",
+        "that was not measured is null.",
         "`python -m support.metrics` prints this page within seconds.",
         "",
     ]
