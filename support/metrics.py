@@ -279,7 +279,7 @@ METRICS = [
         "regime",
         "collapse",
         "word",
-        "One of four [regimes](diagnostics.md#regimes): diverse, template, compressed or "
+        "The [regime](diagnostics.md#regimes): diverse, template, compressed or "
         "collapsed. Null until the entropy is known.",
     ),
     Metric(
