@@ -28,125 +28,103 @@ class Metric(NamedTuple):
 PLACEHOLDERS = {
     "N": "`group_size`",
     "ENV": "an evaluated environment (`eval_env`) other than the first",
-    "SAMPLING": "the sample of thoughts: `first` (thoughts of first turns) or `sampled` (the "
-    "thought of one random turn per trajectory)",
+    "SAMPLING": "`first` (thoughts of first turns) or `sampled` (the thought of one random turn "
+    "per trajectory)",
     "K": f"one of {', '.join(str(k) for k in RETRIEVAL_RANKS)}",
 }
 
 GROUPS = {
-    "rollout": "The training trajectories of the iteration, sampled at `temperature`. The score of "
-    "a trajectory is the sum of its rewards and penalties.",
+    "rollout": "The training trajectories, sampled at `temperature`. The score of a trajectory is "
+    "the sum of its rewards and penalties.",
     "update": "The group filter and the optimizer steps. Metrics of tokens are means over the "
-    "response tokens of all optimizer steps of the iteration. If nothing is left to train on, "
-    "there is no update, and all metrics except `kept_groups`, `kept_trajectories` and "
-    "`bad_steps` are null.",
+    "response tokens of all optimizer steps. If nothing is left to train on, all metrics except "
+    "`kept_groups`, `kept_trajectories` and `bad_steps` are null. Metrics of the critic are null "
+    "without a critic.",
     "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. All metrics except "
     "`eval_success/ENV` are about the first evaluated environment. Null in iterations without an "
     "evaluation (`eval_every`).",
     "collapse": "Whether the thoughts of the policy (Z) still depend on their prompts (X). "
-    "[diagnostics.md](diagnostics.md) explains how this is measured. A name without its ending "
-    "means the metric of the same sample: in the meaning of `mi_zscore_first`, `mi` is "
-    "`mi_first`. All metrics except `regime` are null in iterations without a measurement "
-    "(`collapse_every`).",
-    "cost": "What the iteration cost. Times and memory are those of rank 0.",
+    "[diagnostics.md](diagnostics.md) explains how this is measured. A metric with `seq` in "
+    "its name uses the sum of the log-probs of a thought's tokens. A metric in nats per token uses "
+    "their mean. A name without its ending means the metric of the same sample: in the meaning of "
+    "`mi_zscore_first`, `mi` is `mi_first`. All metrics except `regime` are null in iterations "
+    "without a measurement (`collapse_every`).",
+    "cost": "Times and memory are those of rank 0.",
 }
 
 METRICS = [
     # ---------- rollout
     Metric("step", "rollout", "iterations", "Iterations of the run so far, this one included."),
-    Metric("success", "rollout", "fraction", "Share of the trajectories that solved the task."),
+    Metric("success", "rollout", "fraction", "Share of trajectories that solved the task."),
     Metric(
         "pass@{N}",
         "rollout",
         "fraction",
-        "Share of the groups in which at least one trajectory solved the task.",
+        "Share of groups in which at least one trajectory solved the task.",
     ),
-    Metric(
-        "reward",
-        "rollout",
-        "reward",
-        "Score of a trajectory, which is the sum of its rewards and penalties; mean over "
-        "trajectories.",
-    ),
+    Metric("reward", "rollout", "reward", "Mean score of a trajectory."),
     Metric("in_group_reward_mean", "rollout", "reward", "Mean score of a group; mean over groups."),
     Metric(
         "in_group_reward_std",
         "rollout",
         "reward",
-        "Standard deviation of the scores in a group; mean over groups. It falls when a policy "
-        "collapses.",
+        "Standard deviation of the scores in a group; mean over groups.",
     ),
     Metric(
         "in_group_reward_max", "rollout", "reward", "Highest score of a group; mean over groups."
     ),
     Metric(
-        "zero_std_frac",
-        "rollout",
-        "fraction",
-        "Share of the groups in which all scores are equal.",
+        "zero_std_frac", "rollout", "fraction", "Share of groups in which all scores are equal."
     ),
     Metric(
         "error_frac",
         "rollout",
         "fraction",
-        "Share of the sampled trajectories that ended in an error. The groups of these "
+        "Share of sampled trajectories that ended in an error. The groups of these "
         "trajectories are left out of all other metrics, except `sampled_groups`, times and "
         "memory.",
     ),
-    Metric(
-        "lost_frac",
-        "rollout",
-        "fraction",
-        "Share of the trajectories whose game was lost, for example by a fall into a hole.",
-    ),
+    Metric("lost_frac", "rollout", "fraction", "Share of trajectories whose game was lost."),
     Metric(
         "out_of_actions_frac",
         "rollout",
         "fraction",
-        "Share of the trajectories whose game used up its actions (`actions_per_traj`) without "
+        "Share of trajectories whose game used up its actions (`actions_per_traj`) without "
         "success.",
     ),
     Metric(
         "out_of_turns_frac",
         "rollout",
         "fraction",
-        "Share of the trajectories whose game was not over after `max_turns` replies.",
+        "Share of trajectories whose game was not over after `max_turns` replies.",
     ),
     Metric(
         "out_of_tokens_frac",
         "rollout",
         "fraction",
-        "Share of the trajectories that ended because `max_context_tokens` had no room for "
-        "another reply. `success`, `lost_frac`, `out_of_actions_frac`, `out_of_turns_frac` and "
-        "`out_of_tokens_frac` sum to 1.",
+        "Share of trajectories that ended because `max_context_tokens` had no room for "
+        "another reply.",
     ),
     Metric(
         "cut_frac",
         "rollout",
         "fraction",
-        "Share of the replies that were cut off, either at `max_response_tokens` or at the end "
-        "of the context (`max_context_tokens`).",
+        "Share of replies that were cut off at `max_response_tokens` or `max_context_tokens`.",
     ),
     Metric(
         "cut_by_context_frac",
         "rollout",
         "fraction",
-        "Share of the replies that were cut off before `max_response_tokens`, because the "
-        "context was full.",
+        "Share of replies that were cut off because the context was full.",
     ),
     Metric(
         "void_frac",
         "rollout",
         "fraction",
-        "Share of the trajectories with a turn in which no action was executed.",
+        "Share of trajectories with a turn in which no action was executed.",
     ),
-    Metric("num_turns", "rollout", "turns", "Turns of a trajectory; mean over trajectories."),
-    Metric(
-        "num_actions",
-        "rollout",
-        "actions",
-        "Executed actions of a trajectory; mean over trajectories.",
-    ),
+    Metric("num_turns", "rollout", "turns", "Mean number of turns of a trajectory."),
+    Metric("num_actions", "rollout", "actions", "Mean number of executed actions of a trajectory."),
     Metric(
         "response_length",
         "rollout",
@@ -157,8 +135,8 @@ METRICS = [
         "valid_frac",
         "rollout",
         "fraction",
-        "Share of the turns whose reply is valid: the reply has the required form, names at "
-        "least one action, only known actions, and no more actions than are allowed.",
+        "Share of turns whose reply is valid: the reply has the required form, names at least "
+        "one action, only known actions, and no more actions than are allowed.",
     ),
     Metric(
         "effective_frac",
@@ -171,31 +149,25 @@ METRICS = [
         "thoughts_per_turn",
         "rollout",
         "sentences",
-        "Number of sentences in the `<think>` of a turn that can be checked against the state; "
-        "mean over turns.",
+        "Sentences in the `<think>` of a turn that can be checked against the state; mean "
+        "over turns.",
     ),
     Metric(
         "thought_true_frac",
         "rollout",
         "fraction",
-        "Share of true sentences among the sentences of thoughts that can be checked; 0 if "
-        "there are none.",
+        "Share of true sentences among those that can be checked; 0 if there are none.",
     ),
     # ---------- update
-    Metric("kept_groups", "update", "groups", "Number of groups that the group filter kept."),
+    Metric("kept_groups", "update", "groups", "Groups that the group filter kept."),
     Metric(
         "kept_trajectories",
         "update",
         "trajectories",
-        "Number of trajectories in the groups that the group filter kept.",
+        "Trajectories in the groups that the group filter kept.",
     ),
-    Metric(
-        "learning_rate",
-        "update",
-        "none",
-        "Learning rate of the policy. It falls with the iterations unless `final_lr` is 1.",
-    ),
-    Metric("critic_lr", "update", "none", "Learning rate of the critic; null without a critic."),
+    Metric("learning_rate", "update", "none", "Learning rate of the policy."),
+    Metric("critic_lr", "update", "none", "Learning rate of the critic."),
     Metric(
         "pg_loss",
         "update",
@@ -206,28 +178,26 @@ METRICS = [
         "clipfrac",
         "update",
         "fraction",
-        "Share of the tokens for which the clipped ratio determines the loss.",
+        "Share of tokens for which the clipped ratio determines the loss.",
     ),
     Metric(
         "masked_frac",
         "update",
         "fraction",
-        "Share of the tokens that the settings `importance_floor`, `sequence_mask` or "
-        "`tv_bound` exclude from the policy loss.",
+        "Share of tokens that `importance_floor`, `sequence_mask` or `tv_bound` exclude from "
+        "the policy loss.",
     ),
     Metric(
         "observation_nll",
         "update",
         "nats per token",
-        "Cross-entropy of the policy on the tokens of observations between replies; null if "
-        "`observation_coef` is 0.",
+        "Cross-entropy of the policy on the tokens of observations between replies.",
     ),
     Metric(
         "approx_kl",
         "update",
         "nats per token",
-        "KL(policy before the update, policy during the update), estimated with k3 from the "
-        "sampled tokens.",
+        "KL(policy before the update, policy during the update), estimated with k3.",
     ),
     Metric(
         "entropy",
@@ -239,91 +209,64 @@ METRICS = [
         "kl_ref",
         "update",
         "nats per token",
-        "KL(policy, starting model), estimated with `kl_estimator`; null if `kl_coef` is 0.",
+        "KL(policy, starting model), estimated with `kl_estimator`.",
     ),
-    Metric(
-        "vf_loss",
-        "update",
-        "reward squared",
-        "Value loss of the critic. The metrics `vf_loss`, `vf_clipfrac`, `explained_variance` "
-        "and `grad_norm_critic` are null for estimators without a critic.",
-    ),
+    Metric("vf_loss", "update", "reward squared", "Value loss of the critic."),
     Metric(
         "vf_clipfrac",
         "update",
         "fraction",
-        "Share of the tokens for which the clipped value determines the value loss.",
+        "Share of tokens for which the clipped value determines the value loss.",
     ),
     Metric(
         "explained_variance",
         "update",
         "none",
-        "1 - Var(returns - values) / Var(returns). It is 1 for a perfect critic, and 0 for a "
-        "critic that predicts a constant.",
+        "1 - Var(returns - values) / Var(returns). It is 1 for a perfect critic.",
     ),
+    Metric("grad_norm", "update", "norm", "Mean gradient norm of the policy before clipping."),
     Metric(
-        "grad_norm",
-        "update",
-        "norm",
-        "Gradient norm of the policy before clipping; mean over optimizer steps.",
-    ),
-    Metric(
-        "grad_norm_critic",
-        "update",
-        "norm",
-        "Gradient norm of the critic before clipping; mean over optimizer steps.",
+        "grad_norm_critic", "update", "norm", "Mean gradient norm of the critic before clipping."
     ),
     Metric(
         "bad_steps",
         "update",
         "steps",
-        "Number of successive optimizer steps, up to the last one, that were skipped because a "
-        "loss, a metric or the gradient was NaN or Inf.",
+        "Successive optimizer steps, up to the last one, that were skipped because a loss, a "
+        "metric or the gradient was NaN or Inf.",
     ),
     Metric(
         "logprob_diff_mean",
         "update",
         "nats per token",
-        "Mean absolute difference between the engine's and the trainer's log-probs of the same "
-        "tokens, in the first optimizer step, when both have the same weights. Tokens that no "
-        "engine sampled (`mask_observations=False`) count as 0. Null if the engine returns no "
-        "log-probs.",
+        "Mean absolute difference between the engine's and the trainer's log-probs of the "
+        "same tokens, in the first optimizer step, when both have the same weights.",
     ),
     Metric(
         "logprob_diff_max",
         "update",
         "nats",
-        "Largest absolute difference between the engine's and the trainer's log-prob of a "
-        "token, in the first optimizer step, when both have the same weights. Null if the "
-        "engine returns no log-probs.",
+        "Largest of the differences whose mean is `logprob_diff_mean`.",
     ),
     # ---------- evaluation
-    Metric(
-        "eval_success",
-        "eval",
-        "fraction",
-        "Share of the prompts of the first evaluated environment (`eval_env`) that were solved.",
-    ),
+    Metric("eval_success", "eval", "fraction", "Share of prompts that were solved."),
     Metric(
         "eval_success/{ENV}",
         "eval",
         "fraction",
-        "Share of the prompts of the environment ENV that were solved.",
+        "Share of prompts of the environment ENV that were solved.",
     ),
-    Metric("eval_reward", "eval", "reward", "Like `reward`, in the games of the evaluation."),
+    Metric("eval_reward", "eval", "reward", "Like `reward`."),
     Metric("eval_valid_frac", "eval", "fraction", "Like `valid_frac`."),
     Metric(
         "eval_entropy",
         "eval",
         "nats per token",
-        "Like `entropy`, at `eval_temperature`; at temperature 1 if `eval_temperature` is 0.",
+        "Like `entropy`; at temperature 1 if `eval_temperature` is 0.",
     ),
     Metric("eval_response_length", "eval", "tokens", "Like `response_length`."),
     Metric(
-        "eval_error_frac",
-        "eval",
-        "fraction",
-        "Share of the evaluation games that ended in an error.",
+        "eval_error_frac", "eval", "fraction", "Share of evaluation games that ended in an error."
     ),
     Metric("eval_lost_frac", "eval", "fraction", "Like `lost_frac`."),
     Metric("eval_out_of_actions_frac", "eval", "fraction", "Like `out_of_actions_frac`."),
@@ -336,43 +279,37 @@ METRICS = [
         "regime",
         "collapse",
         "word",
-        "The regime that [diagnostics.md](diagnostics.md#regimes) explains: diverse, template, "
-        "compressed or collapsed. Null until the entropy is known.",
+        "The [regime](diagnostics.md#regimes): diverse, template, compressed or "
+        "collapsed. Null until the entropy is known.",
     ),
     Metric(
         "valid_thinking_rate",
         "collapse",
         "fraction",
-        "Share of the turns whose thought is closed with `</think>` and not empty. The metrics "
+        "Share of turns whose thought is closed with `</think>` and not empty. The metrics "
         "below use only these turns.",
     ),
     Metric(
-        "pairs_{SAMPLING}",
-        "collapse",
-        "pairs",
-        "Number of thoughts in the sample, each with its prompt.",
+        "pairs_{SAMPLING}", "collapse", "pairs", "Thoughts in the sample, each with its prompt."
     ),
     Metric(
         "mi_bound_{SAMPLING}",
         "collapse",
         "nats",
-        "H(X), the entropy of the prompts of the sample. It is an upper bound of the mutual "
-        "information, and equals log n if all n thoughts have different prompts.",
+        "H(X), the entropy of the prompts. It is an upper bound of the mutual information.",
     ),
     Metric(
         "mi_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
-        "Mutual information of thought and prompt, H(Z) - H(Z given X), from the log-probs of "
-        "whole thoughts.",
+        "Mutual information of thought and prompt, H(Z) - H(Z given X).",
     ),
     Metric(
         "mi_{SAMPLING}",
         "collapse",
         "nats per token",
-        "Like `mi_seq`, but computed with the mean log-prob of a thought's tokens instead of "
-        "their sum. It is comparable to the number of RAGEN-2, but is not a true mutual "
-        "information.",
+        "Like `mi_seq`, per token. It is comparable to the number of RAGEN-2, but is not a "
+        "true mutual information.",
     ),
     Metric(
         "conditional_entropy_seq_{SAMPLING}",
@@ -384,8 +321,7 @@ METRICS = [
         "conditional_entropy_{SAMPLING}",
         "collapse",
         "nats per token",
-        "Like `conditional_entropy_seq`, but computed with the mean log-prob of a thought's "
-        "tokens.",
+        "Like `conditional_entropy_seq`, per token.",
     ),
     Metric(
         "marginal_entropy_seq_{SAMPLING}",
@@ -397,26 +333,26 @@ METRICS = [
         "marginal_entropy_{SAMPLING}",
         "collapse",
         "nats per token",
-        "Like `marginal_entropy_seq`, but computed with the mean log-prob of a thought's tokens.",
+        "Like `marginal_entropy_seq`, per token.",
     ),
     Metric(
         "marginal_std_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
-        "Standard deviation of log p(z) over the thoughts z, where p(z) is the mean probability "
-        "of z over all prompts of the sample.",
+        "Standard deviation of log p(z) over the thoughts z, where p(z) is the mean "
+        "probability of z over all prompts.",
     ),
     Metric(
         "marginal_std_{SAMPLING}",
         "collapse",
         "nats per token",
-        "Like `marginal_std_seq`, but computed with the mean log-prob of a thought's tokens.",
+        "Like `marginal_std_seq`, per token.",
     ),
     Metric(
         "marginal_std_ema_{SAMPLING}",
         "collapse",
         "nats per token",
-        "Moving average of `marginal_std` over the measurements of the run, with decay 0.9.",
+        "Moving average of `marginal_std`, with decay 0.9.",
     ),
     Metric(
         "mi_zscore_seq_{SAMPLING}",
@@ -435,16 +371,15 @@ METRICS = [
         "retrieval@{K}_{SAMPLING}",
         "collapse",
         "fraction",
-        "Share of the thoughts whose own prompt is among the K prompts of the sample under "
-        "which the thought is most probable. If prompts tie, the result is the mean over all "
-        "orders of these prompts.",
+        "Share of thoughts whose own prompt is among the K prompts under which the thought is "
+        "most probable.",
     ),
     Metric(
         "retrieval_chance@{K}_{SAMPLING}",
         "collapse",
         "fraction",
-        "The value of `retrieval@K` for a policy that ignores its prompts: min(K, J) / J, if "
-        "the sample has J different prompts.",
+        "`retrieval@K` of a policy that ignores its prompts: min(K, J) / J for J different "
+        "prompts.",
     ),
     Metric(
         "retrieval_above@{K}_{SAMPLING}",
@@ -454,10 +389,7 @@ METRICS = [
     ),
     # ---------- cost
     Metric(
-        "sampled_groups",
-        "cost",
-        "groups",
-        "Number of groups that were sampled, over all `sampling_rounds`.",
+        "sampled_groups", "cost", "groups", "Groups that were sampled, over all `sampling_rounds`."
     ),
     Metric("rollout_s", "cost", "seconds", "Wall time of the rollouts."),
     Metric(
@@ -466,13 +398,13 @@ METRICS = [
         "seconds",
         "Wall time of group filter, advantages and optimizer steps.",
     ),
-    Metric("cpu_s", "cost", "seconds", "CPU time that the process took for rollouts and update."),
+    Metric("cpu_s", "cost", "seconds", "CPU time of rollouts and update."),
     Metric(
         "memory_gib",
         "cost",
         "GiB",
-        "Largest memory of the process since its start: memory allocated by torch on a GPU, "
-        "resident memory on a CPU.",
+        "Largest memory of the process since its start: allocated by torch on a GPU, resident "
+        "on a CPU.",
     ),
 ]
 
@@ -518,11 +450,7 @@ def glossary() -> str:
         "",
         "A run writes one JSON object per iteration to `metrics.jsonl` in its folder. TensorBoard",
         "(`tensorboard --logdir out`) shows the same numbers, with one group per heading below:",
-        "`reward` is called `rollout/reward` there, and `eval_reward` is called `eval/reward`.",
-        "",
-        "A fraction is a number from 0 to 1. Rewards have the unit of the environment. A value",
-        "that was not measured is null.",
-        "`python -m support.metrics` prints this page within seconds.",
+        "`reward` is called `rollout/reward` there. A value that was not measured is null.",
         "",
     ]
     for placeholder, meaning in PLACEHOLDERS.items():
