@@ -57,7 +57,7 @@ def pool_seeds(models: dict[str, str]) -> Pools:
 
 
 def without_seed(config: Config) -> Config:
-    """The given settings with defaults for the seed and WITHOUT_EFFECT, to compare runs.
+    """Return the settings, with defaults for the seed and for the settings of WITHOUT_EFFECT.
 
     A run after SFT starts from the model of an SFT run with the same seed. So `_s1` is left out of
     a path such as out/sft_s1/model.

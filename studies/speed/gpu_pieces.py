@@ -55,7 +55,7 @@ Case = Callable[[], Values]
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
 RESERVED_S = 40  # no further iteration begins in the last 40 seconds before --limit_s
-# dtype -> allowed relative difference of COMPARED from the values on the CPU in float32
+# dtype -> how far the metrics of COMPARED may differ, relatively, from those of a CPU in float32
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
 PACKAGES = ("torch", "transformers", "vllm", "flash-attn", "triton", "peft", "tensorboard")
