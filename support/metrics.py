@@ -233,14 +233,16 @@ METRICS = [
         "update",
         "steps",
         "Successive optimizer steps, up to the last one, that were skipped because a loss, a "
-        "metric or the gradient was NaN or Inf.",
+        "metric or the gradient was NaN or Inf. Overflows that lower float16's loss scale do not "
+        "count.",
     ),
     Metric(
         "logprob_diff_mean",
         "update",
         "nats per token",
         "Mean absolute difference between the engine's and the trainer's log-probs of the "
-        "same tokens, in the first optimizer step, when both have the same weights.",
+        "same tokens, in the first optimizer step, when both have the same weights. Tokens that "
+        "no engine sampled (`mask_observations=False`) count as 0.",
     ),
     Metric(
         "logprob_diff_max",
