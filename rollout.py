@@ -228,13 +228,13 @@ class Rollout:
     def execute(self, text: str) -> TurnOutcome:
         """Execute a reply.
 
-        If the environment raises anything, takes too long or pays NaN or more than MAX_REWARD
-        (absolute value), the outcome has the status error."""
+        The outcome has the status error if the environment raises anything or takes too long, or if
+        its reward is NaN or exceeds MAX_REWARD in absolute value."""
         if self.failure:
             return self.failure
         try:
             outcome = call_with_timeout(self.config.step_timeout_s, self.episode.step, text)
-        except EnvError as error:  # every error, also one of dialogue.py
+        except EnvError as error:  # any error, also one that dialogue.py raises
             return failed_outcome(error)
         if not abs(outcome.reward) <= MAX_REWARD:  # true for NaN, too
             return failed_outcome(f"its reward is {outcome.reward:g}")
