@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from envs import make_env
-from worlds import alfworld
+from worlds.text import alfworld
 
 TASKS = list(alfworld.GOALS)
 EGG_TO_SHELF = ("household", "kitchen", "heat", "egg", "shelf", "")
@@ -79,8 +79,8 @@ for path, seed in json.loads(sys.argv[1]):
 @pytest.mark.slow
 @needs_alfworld
 def test_observations_of_alfworld_are_those_of_the_stock_engine(tmp_path):
-    """The stock engine runs in another process, because worlds/alfworld.py replaces some of its
-    functions."""
+    """The stock engine runs in another process, because worlds/text/alfworld.py replaces some of
+    its functions."""
     games = []
     for index, task in enumerate(TASKS):
         path = tmp_path / f"{task}.tw-pddl"

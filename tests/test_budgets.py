@@ -24,7 +24,7 @@ from support.scores import Scores, budget_notes, score, summarize
 from tools import demonstrations, replay
 from tools.chat_server import read_reply
 from tools.viewer import data as view_data
-from worlds import hub
+from worlds.hubs import hub
 
 OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))
 START = [((4, 0), 0)]

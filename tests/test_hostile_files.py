@@ -35,7 +35,7 @@ from support.run_folder import (
 )
 from support.run_lock import lock_folder
 from tools import api_models, replay, view
-from worlds import swe
+from worlds.code import swe
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("config/frozenlake_grpo.py", "config/models/tiny.py")

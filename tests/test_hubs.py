@@ -30,10 +30,10 @@ from dialogue import Episode
 from envs import make_env, reserved_instances, reserved_keys, split_spec
 from rollout import Reply, Rollout, make_episode, play
 from support.arguments import check_envs
-from worlds.gem import local_words, marks, search, with_answer_tags
-from worlds.gymnasium_env import best_actions
-from worlds.hub import Isolation, parse_settings
-from worlds.reasoning_gym import HASH_DEPENDENT, REFUSED, SLOW, harmless
+from worlds.hubs.gem import local_words, marks, search, with_answer_tags
+from worlds.hubs.gymnasium_env import best_actions
+from worlds.hubs.hub import Isolation, parse_settings
+from worlds.hubs.reasoning_gym import HASH_DEPENDENT, REFUSED, SLOW, harmless
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_gem = pytest.mark.skipif(find_spec("gem") is None, reason="make test-hubs installs gem-llm")
@@ -524,7 +524,7 @@ def test_an_environment_of_the_user_needs_names_only():
 def test_the_first_option_of_a_hub_is_a_name():
     assert split_spec("rg:maze,tries=3") == (
         "rg",
-        "worlds.reasoning_gym:ReasoningGym",
+        "worlds.hubs.reasoning_gym:ReasoningGym",
         "name=maze,tries=3",
     )
     assert split_spec("gem:game:Sudoku-v0-easy")[2] == "name=game:Sudoku-v0-easy"

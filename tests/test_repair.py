@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_games import FAULTY, opened, play
 
-from worlds import mini_python, repair
-from worlds.mini_python import interpret
+from worlds.code import mini_python, repair
+from worlds.code.mini_python import interpret
 
 FAULTY_TESTS = repair.tests_of(*FAULTY[1:3])
 FIX = "edit 4: if x > 3:"

@@ -1,4 +1,4 @@
-"""Tests of worlds/sandbox.py with hostile programs, and of worlds/swe.py with a small project."""
+"""Tests of worlds/code: sandbox.py with hostile programs, and swe.py with a small project."""
 
 from configurator import UserError
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from envs import make_env
-from worlds import sandbox, swe
+from worlds.code import sandbox, swe
 
 needs_sandbox = pytest.mark.skipif(
     not sandbox.can_isolate(), reason="no user namespaces here, so no sandbox"

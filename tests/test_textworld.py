@@ -1,5 +1,5 @@
 """
-Tests of worlds/textworld.py against the package textworld.
+Tests of worlds/text/textworld.py against the package textworld.
 
 Most of them need the package, which this command installs:
 
@@ -20,7 +20,7 @@ import pytest
 
 from dialogue import check_thought
 from envs import make_env
-from worlds.text_base import drop_articles
+from worlds.text.base import drop_articles
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPER_SIZES = [
@@ -105,7 +105,7 @@ def test_a_game_is_that_of_tw_make(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
-    from worlds.textworld import textworld_game
+    from worlds.text.textworld import textworld_game
 
     made = json.loads((tmp_path / "game.json").read_text())
     game = textworld_game("custom", 2, 3, 4, "dense", "detailed", 7)

@@ -1,4 +1,4 @@
-"""Tests of worlds/tool_use.py and worlds/documents.py: tasks by hand, search, a user's files."""
+"""Tests of worlds/text: tool_use.py and documents.py by hand, search, a user's files."""
 
 from configurator import load_config
 
@@ -15,9 +15,9 @@ from dialogue import Episode
 from envs import make_env
 from support.mixtures import specs_that_run_programs
 from tools.check_env import Subject, check_environment
-from worlds.alfworld import read_game
-from worlds.documents import Document, Index, bundled_towns, item, read_file, words_of
-from worlds.tool_use import Step, Task, ToolUse
+from worlds.text.alfworld import read_game
+from worlds.text.documents import Document, Index, bundled_towns, item, read_file, words_of
+from worlds.text.tool_use import Step, Task, ToolUse
 
 FILES = [config_file(name) for name in ("tools_ppo", "tiny")]
 TOWNS = [

@@ -34,7 +34,7 @@ import envs
 from dialogue import Episode, check_thought
 from envs import make_env
 from methods import shape_rewards
-from worlds import household, quest, text_base
+from worlds.text import base, household, quest
 
 ROOT = pathlib.Path(envs.__file__).parent
 
@@ -527,9 +527,9 @@ def test_a_quest_that_does_not_exist(monkeypatch):
 def test_a_missing_package_is_named_with_its_command():
     command = "nothing_here is not installed; install it with pip install -r requirements/none.txt"
     with pytest.raises(ValueError, match=command):
-        text_base.require_package("nothing_here", "requirements/none.txt")
+        base.require_package("nothing_here", "requirements/none.txt")
 
 
-@pytest.mark.parametrize("module", [text_base, quest, household])
+@pytest.mark.parametrize("module", [base, quest, household])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0

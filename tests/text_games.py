@@ -8,9 +8,9 @@ import hashlib
 import numpy as np
 
 from envs import make_env
-from worlds.household import Household
-from worlds.quest import Quest
-from worlds.repair import Repair
+from worlds.code.repair import Repair
+from worlds.text.household import Household
+from worlds.text.quest import Quest
 
 QUEST = "quest:w=2,o=3,q=4"
 LONG_QUEST = "quest:w=4,o=6,q=8"

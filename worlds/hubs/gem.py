@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs import Move
-from worlds.hub import REQUIREMENTS, Hub, Isolation, parse_settings
-from worlds.text_base import require_package
+from worlds.hubs.hub import REQUIREMENTS, Hub, Isolation, parse_settings
+from worlds.text.base import require_package
 
 DIRECTIONS = ("up", "down", "left", "right")
 BOXED = re.compile(r"\\boxed\{(.*?)\}")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs import Env, Move
-from worlds.mini_python import interpret
+from worlds.code.mini_python import interpret
 
 NUM_TESTS = 10
 NUM_VISIBLE = 4  # tests that `run` shows; the others are hidden

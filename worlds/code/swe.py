@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from envs import SPLIT_SIZE, Env, Move
-from worlds.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
+from worlds.code.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
 
 MAX_COMMAND = 100_000  # bytes of a command
 MAX_NAMES = 10_000  # bytes of test files' names in a command; Linux limits a command to 131,072

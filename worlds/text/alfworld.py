@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from envs import Move
-from worlds.documents import check_plain
-from worlds.household import LAMP, OPENABLE, ROOMS, Household, kind_of, numbered
-from worlds.text_base import Effects, Facts, require_package, sentences
+from worlds.text.base import Effects, Facts, require_package, sentences
+from worlds.text.documents import check_plain
+from worlds.text.household import LAMP, OPENABLE, ROOMS, Household, kind_of, numbered
 
 PARTS = ("train", "valid_seen", "valid_unseen")
 GOALS = {  # task type of `Household` -> task type of ALFWorld

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from worlds.text_base import Effects, Facts, World, listing
+from worlds.text.base import Effects, Facts, World, listing
 
 
 class Task(NamedTuple):

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from envs import Move
-from worlds.text_base import (
+from worlds.text.base import (
     Effects,
     Facts,
     World,

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from envs import Move
-from worlds.hub import REQUIREMENTS, Hub, parse_settings
-from worlds.text_base import require_package
+from worlds.hubs.hub import REQUIREMENTS, Hub, parse_settings
+from worlds.text.base import require_package
 
 DATASET_SIZE = 2**20  # questions in a dataset
 MAX_CHARACTERS = 10_000  # of an answer

@@ -5,7 +5,7 @@ from configurator import UserError
 import numpy as np
 
 from envs import MAX_DRAWS
-from worlds.text_base import Effects, Facts, World, listing
+from worlds.text.base import Effects, Facts, World, listing
 
 Link = tuple[str, str, str, str]  # room, direction, the room in this direction, door or ""
 

@@ -1,7 +1,7 @@
 """Tools: answer questions with a search, a calculator and a key-value store, call by call.
 
-`ToolUse` asks about the bundled towns of worlds/documents.py. They are the same in every game, so a
-policy may learn them by heart. The key-value store differs from game to game.
+`ToolUse` asks about the towns in documents.py, which are the same in every game. So a policy may
+learn them by heart. The key-value store differs from game to game.
 `OwnData` takes items, passages and questions from a user's file.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from envs import MAX_DRAWS, SPLIT_SIZE, Env, Move
 from worlds.countdown import evaluate_expression
-from worlds.documents import Document, Index, Question, bundled_towns, read_file
-from worlds.text_base import drop_articles
+from worlds.text.base import drop_articles
+from worlds.text.documents import Document, Index, Question, bundled_towns, read_file
 
 TASKS = ("find", "fetch", "sum", "put")
 TOOLS = ("search", "calc", "get", "put", "answer")

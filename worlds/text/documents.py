@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from worlds.countdown import evaluate_expression
-from worlds.text_base import drop_articles
+from worlds.text.base import drop_articles
 
 LAND_SEED = 31  # random seed of the bundled towns
 FIRST_SYLLABLES = "Ta Lu Ne Ro Vi Ko Ma Su De Fi".split()
@@ -106,7 +106,8 @@ def read_file(path: str) -> tuple["Index", list[Question]]:
             documents[row.name.casefold()] = row
     if not documents:
         raise UserError(
-            f"{path} has no items and no passages; worlds/documents.py shows the format of the file"
+            f"{path} has no items and no passages; "
+            "worlds/text/documents.py shows the format of the file"
         )
     return Index(list(documents.values())), questions
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs import Move, make_env, show
-from worlds.hub import REQUIREMENTS, Hub, parse_settings
-from worlds.text_base import require_package
+from worlds.hubs.hub import REQUIREMENTS, Hub, parse_settings
+from worlds.text.base import require_package
 
 # A background colour marks the player's cell. `_describe` puts the cell in [ ] instead.
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")

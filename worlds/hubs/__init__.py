@@ -1,0 +1,1 @@
+"""Adapters to collections of environments: GEM, reasoning-gym and gymnasium."""

@@ -1,0 +1,1 @@
+"""Text adventures, households and questions, which the policy answers in words."""
