@@ -210,7 +210,7 @@ def alfworld_game(instance: tuple) -> dict:
         f"(define (problem one) (:domain alfred) (:objects {' '.join(objects)}) "
         f"(:init {' '.join(facts)})"
     )
-    problem += goal["pddl"].replace("#", "-").format(**words)  # the goal also closes "(define"
+    problem += goal["pddl"].replace("#", "-").format(**words)  # this text also closes "(define"
     goal_text = goal["templates"][0].format(**words)
     grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", goal_text)
     domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")

@@ -26,7 +26,8 @@ BOXED = re.compile(r"\\boxed\{(.*?)\}")
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
 MAX_STATES = 20_000  # states that a search for a solution may visit
-# gem-llm 0.1.0 cannot make these two games without the arguments. Each `reset` replaces the values.
+# gem-llm 0.1.0 cannot make these two games without these arguments. Their `reset` replaces the
+# values.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
@@ -48,7 +49,7 @@ class Gem(Hub):
         with self.isolation.run():
             defaults = find_game(name)
         self.arguments = REPAIRS.get(name, {}) | parse_settings(settings)
-        # GEM draws an argument that is None anew for each game, so the rules vary.
+        # At the start of each game, GEM draws a value for an argument that is None.
         self.has_fixed_rules = None not in (defaults | self.arguments).values()
         self.kind = KINDS.get(kind_of(name), OTHER)
 

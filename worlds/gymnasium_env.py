@@ -23,7 +23,7 @@ from worlds.text_base import require_package
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the line in which a renderer shows the last action
-MAX_NUMBERS = 50  # limit of the numbers in an observation
+MAX_NUMBERS = 50  # largest count of numbers in an observation
 GAMMA = 0.99  # discount factor in `best_actions`
 SUCCESSES = ("reward", "end", "limit")
 

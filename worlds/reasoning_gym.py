@@ -32,8 +32,8 @@ SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
-# acre makes all questions of a dataset at the start. word_ladder limits how many there are. So the
-# adapter makes a new dataset for each question of acre and word_ladder.
+# acre would make all questions at the start, and word_ladder limits their number. So each question
+# of these two gets a dataset of its own.
 ONE_BY_ONE = ("acre", "word_ladder")
 # These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (

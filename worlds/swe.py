@@ -96,7 +96,7 @@ class SWE(Env):
         self.reward = reward
         self.isolated = sandbox == "required"
         self.rows = read_rows(Path(rows))
-        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # too few for disjoint splits
+        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # too few rows for disjoint splits
 
     def draw(self, rng: np.random.Generator) -> tuple:
         return ("swe", str(rng.choice(list(self.rows))))

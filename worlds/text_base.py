@@ -34,7 +34,7 @@ class World(Env):
     - `relevant`: returns the things that a shortest plan may need. A subclass with its own `search`
       needs no `relevant`.
     - `effects`: returns all possible commands with the facts that they change. If `search` passes
-      the relevant things as `only`, `effects` may leave out commands for other things.
+      the relevant things as `only`, `effects` may leave out commands that the plan does not need.
     - `progress`: returns the share of the task that is done, 0..1.
     - `_start`: sets up an instance and ends with a call of `_open`.
     """

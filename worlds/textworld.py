@@ -144,7 +144,7 @@ class TextWorld(World):
         """Return TextWorld's own plan from the present state, not always a shortest one.
 
         If TextWorld has no plan, return the rest of the walkthrough. If the next command of the
-        walkthrough is impossible, too, return ().
+        walkthrough is impossible, return ().
         """
         if self.state.done:
             return ()

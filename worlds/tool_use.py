@@ -300,7 +300,7 @@ class ToolUse(Env):
 
 
 class OwnData(ToolUse):
-    """The tools with a user's file of items, passages and questions.
+    """Tasks about a user's file of items, passages and questions, with the tools of `ToolUse`.
 
     If the file has questions, the questions are the tasks. Otherwise tasks about the items are
     drawn.
