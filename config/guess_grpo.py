@@ -1,5 +1,5 @@
 # StarPO-S with GRPO on a guessing game: find a number from 1 to 15 in four turns of one guess each.
-# It needs gymnasium: pip install gymnasium==1.4.0
+# The game needs gymnasium: pip install gymnasium==1.4.0
 # Launch:  torchrun --standalone train.py config/guess_grpo.py
 
 env = "worlds/guess.py:Guess,largest=15"

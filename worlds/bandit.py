@@ -13,7 +13,7 @@ class Bandit(Env):
     The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
     """
 
-    # option `pair` -> pairs LOW ARM/HIGH ARM; each game draws one pair
+    # value of the option `pair` -> pairs LOW/HIGH of arms; each game draws one pair
     PAIRS = {
         "phoenix": "Phoenix/Dragon",
         "trader": "Trader/Librarian",
@@ -29,7 +29,7 @@ class Bandit(Env):
     }
     LOW_REWARD = 0.1
     HIGH_PROB = 0.25  # probability that the high arm pays 1
-    repeats = True  # a pair gives only two prompts, so training and evaluation share them
+    repeats = True  # a pair of arms has only two orders, so training and evaluation share prompts
 
     def __init__(self, *, pair: str = "phoenix", **common):
         common["max_actions"] = 1

@@ -1,7 +1,7 @@
 """Countdown: combine numbers to make a target number.
 
-Rules and rewards are those of RAGEN (arXiv 2504.20073). Differences, on purpose: problems are
-random and always have a solution, and expressions are computed exactly, without `eval`.
+Rules and rewards are those of RAGEN (arXiv 2504.20073). Two differences are deliberate: All
+problems are random and have a solution. Expressions are computed exactly, without `eval`.
 """
 
 from configurator import UserError
@@ -19,7 +19,7 @@ import numpy as np
 from envs import Env, Move
 
 OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
-EXPRESSION = re.compile(r"[-+*/() 0-9]{1,100}")  # characters and length of an expression
+EXPRESSION = re.compile(r"[-+*/() 0-9]{1,100}")  # up to 100 of these characters
 
 
 class Countdown(Env):
@@ -130,9 +130,9 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
-    """Join two of the parts by + - * / in every way that gives a whole number above 0.
+    """Join any two of the parts by + - * /. A part is the (value, text) of an expression.
 
-    A part is the (value, text) of an expression. Returns: a list of parts for each way.
+    Returns: the new lists of parts, one for each join whose value is a whole number above 0.
     """
     results = []
     for (x, left), (y, right), *rest in permutations(parts):
@@ -155,9 +155,11 @@ def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple
 
 @lru_cache(maxsize=16384)
 def countdown_solution(parts: tuple[tuple[int, str], ...], target: int) -> str | None:
-    """Find an expression of all parts whose value is the target. A part is (value, text).
+    """Find an expression that joins all parts and has the value `target`. A part is (value, text).
 
-    Returns: the expression in parentheses; None if no expression has this value.
+    The search tries only expressions whose partial results are whole numbers above 0.
+
+    Returns: the expression in parentheses; None if the search finds none.
     """
     if len(parts) == 1:
         value, text = parts[0]

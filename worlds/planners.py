@@ -35,7 +35,7 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
     """Return the moves of the safest shortest path to the goal, for every cell with a path.
 
-    The risk of a path counts, for each of its moves, the holes into which the move could slip.
+    The risk of a path is the sum, over its moves, of the holes into which the move could slip.
     """
     paths = {}
     risks = {}

@@ -1,6 +1,6 @@
 """Rubik: the cube of 2x2x2 pieces, as in RAGEN-2, with an exact planner.
 
-Differences from RAGEN-2, on purpose:
+Deliberate differences from RAGEN-2:
 - The actions turn three faces only. A turn of another face equals a turn of the opposite face and a
   rotation of the whole cube.
 - Every game draws the colours of the faces, so that a small model cannot learn the cubes by heart.
@@ -19,9 +19,9 @@ FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, d
 # A cube is a text: for each of the 24 places, the face to which its sticker belongs.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
-# A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. Places
-# are numbered row by row as one looks at a face: at the back face from behind, at the
-# bottom face with its front edge on top.
+# A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. The
+# places of a face are numbered row by row. The back face is seen from behind, and the bottom face
+# with its front edge on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
     "R": ((4, 5, 7, 6), (3, 20, 15, 11), (1, 22, 13, 9)),

@@ -1,8 +1,8 @@
 """Sudoku on 4x4 cells. Every puzzle has exactly one solution.
 
-RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. Its default limits allow
-fewer actions than there are empty cells. Here the agent may replace every digit that it wrote, so
-no mistake is final.
+RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. RAGEN-2's default limits
+allow fewer actions than there are empty cells. Here the agent may replace every digit that it
+wrote, so no mistake is final.
 """
 
 from configurator import UserError
@@ -104,7 +104,7 @@ class Sudoku(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Correct the wrong digits. Then write the right digits, those of `sure_digits` first."""
+        """Correct the wrong digits. Then fill the empty cells, those of `sure_digits` first."""
         board = self.board
         actions = []
         while board != self.solution and len(actions) < max_actions:
@@ -124,7 +124,7 @@ class Sudoku(Env):
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
-        """Write the first sure digit, else the lowest digit that fits the first empty cell.
+        """Write the first of `sure_digits`, else the lowest digit that fits the first empty cell.
 
         On a full board take the first cell that was not given. If no digit fits, write 1."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]

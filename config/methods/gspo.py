@@ -1,5 +1,5 @@
-# Overlay for any experiment: GSPO (arXiv 2507.18071). The ratio of a trajectory is the geometric
-# mean of the ratios of its tokens. --segment=turn takes the mean over a turn instead.
+# Extra settings for any experiment: GSPO (arXiv 2507.18071). The ratio of a trajectory is the
+# geometric mean of the ratios of its tokens. --segment=turn takes the mean over a turn instead.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/gspo.py
 
 sequence_ratio = True

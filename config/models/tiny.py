@@ -1,4 +1,4 @@
-# Overlay for any experiment: the tiny model in base/ on one CPU core, without a download
+# Extra settings for any experiment: the tiny model in base/ on one CPU core, without a download
 # (studies/base_model/README.md).
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py
 

@@ -1,4 +1,4 @@
-# Overlay for tiny.py: the settings of PPO and GRPO in studies/imitation/table.md, chosen on
+# Extra settings for tiny.py: those of PPO and GRPO in studies/imitation/table.md, chosen on
 # held-out prompts of slippery FrozenLake (studies/imitation/README.md).
 # Example:
 #   python train.py config/frozenlake_ppo.py config/models/tiny.py config/recipes/tiny_best.py

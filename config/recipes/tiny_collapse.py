@@ -1,5 +1,5 @@
-# Overlay for frozenlake_grpo.py and tiny.py: StarPO at a learning rate that should make it collapse
-# within a few iterations (studies/collapse/README.md). The ice is not slippery.
+# Extra settings for frozenlake_grpo.py and tiny.py: StarPO at a learning rate that should make
+# training collapse within a few iterations (studies/collapse/README.md). The ice is not slippery.
 # Example:
 #   python train.py config/frozenlake_grpo.py config/models/tiny.py config/recipes/tiny_collapse.py
 

@@ -1,5 +1,5 @@
-# Overlay for bandit_ppo.py: trains on one pair of jobs, and evaluates on this pair and on another
-# pair (Bandit-Rev), as in table 4 of the StarPO paper.
+# Extra settings for bandit_ppo.py: training on one pair of jobs, and evaluation on this pair and on
+# another pair (Bandit-Rev), as in table 4 of the StarPO paper.
 # Example:  torchrun --standalone train.py config/bandit_ppo.py config/worlds/bandit_transfer.py
 
 env = "bandit:pair=engineer"

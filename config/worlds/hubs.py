@@ -1,4 +1,4 @@
-# Overlay for any experiment: plays 29 games of GEM, 32 datasets of reasoning-gym and 6 games of
+# Extra settings for any experiment: 29 games of GEM, 32 datasets of reasoning-gym and 6 games of
 # gymnasium, on 4 prompts each (docs/hubs.md). Install requirements/hubs.txt first.
 # Example:  python eval.py config/frozenlake_grpo.py config/worlds/hubs.py --player=random
 

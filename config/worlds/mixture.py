@@ -1,5 +1,5 @@
-# Overlay for frozenlake_ppo.py: on average two groups of FrozenLake for each group of Sokoban.
-# Evaluation uses both environments.
+# Extra settings for frozenlake_ppo.py: on average two groups of FrozenLake for each group of
+# Sokoban. Evaluation uses both environments.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/worlds/mixture.py
 
 _lake = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"

@@ -1,5 +1,5 @@
-# Overlay for quest_ppo.py: also evaluates on quests with more rooms (w), more objects (o) and
-# longer solutions (q commands).
+# Extra settings for quest_ppo.py: evaluation also on quests with more rooms (w), more objects (o)
+# and longer solutions (q commands).
 # Example:  torchrun --standalone train.py config/quest_ppo.py config/worlds/quest_transfer.py
 
 eval_env = "quest:w=2,o=3,q=4,goal=full,show=none"

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MAX_STEPS = 200  # steps of a call; the right functions of `repair.py` need at most 64
+MAX_STEPS = 200  # steps of a call; the functions of `repair.py` take at most 64 without a fault
 MAX_NUMBER = 10**6  # largest absolute value of a result
 MAX_LENGTH = 64  # numbers in a list
 
@@ -105,7 +105,7 @@ class Returned(NamedTuple):
     value: int | list[int] | None
 
 
-# executes a statement; returns None if the next statement is to run
+# executes a statement; returns None if the program goes on with the next statement
 Statement = Callable[[], Returned | None]
 Expression = Callable[[], int | list[int] | None]  # computes a value
 
@@ -218,7 +218,7 @@ class Program:
         raise _unknown(node)
 
     def _bool_op(self, decisive: bool, operands: list[Expression]) -> Expression:
-        """Compile `or` (`decisive` is True) or `and` (False)."""
+        """Compile `or` if `decisive` is True, else `and`."""
 
         def compute() -> int | list[int] | None:
             for operand in operands:

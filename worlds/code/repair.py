@@ -1,9 +1,9 @@
 """Repair: find and mend the single fault (bug) of a short Python function.
 
-The task follows SWE-Gym in arXiv 2510.01132 at a size for small models. Differences, on purpose:
+The task follows SWE-Gym in arXiv 2510.01132 at a size for small models. Deliberate differences:
 - `mini_python.py` interprets the code that a policy writes, so no sandbox is needed.
-- The tests that the unpatched code passes earn no reward. Otherwise a patch without effect would
-  earn most of the reward.
+- Tests that the faulty code already passes earn no reward. If they did, an edit without effect
+  would earn most of the reward.
 """
 
 from configurator import UserError
@@ -20,7 +20,7 @@ from envs import Env, Move
 from worlds.code.mini_python import interpret
 
 NUM_TESTS = 10
-NUM_VISIBLE = 4  # tests that `run` shows; the others are hidden
+NUM_VISIBLE = 4  # tests that the command `run` shows; the others are hidden
 MAX_LINE = 100  # characters of the text in an edit
 
 # Each block is "name(parameter): description", then the body. K stands for a number that `draw`
@@ -141,8 +141,9 @@ class Repair(Env):
 
     The policy can run 4 of the 10 tests. The 6 hidden tests decide about success.
 
-    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays 1 if all hidden tests
-    pass, and 0 if no more pass than with the faulty code. In between, the reward is linear.
+    `reward=binary` pays 1 if all hidden tests pass, else 0. `reward=ratio` pays (p - f) / (1 - f),
+    but never less than 0. p is the share of hidden tests that the submitted code passes, and f the
+    share that the faulty code passes.
     """
 
     def __init__(self, *, reward: str = "binary", **common):

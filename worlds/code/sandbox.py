@@ -106,8 +106,8 @@ def run_sandboxed(
 
     Args:
         folder: the working directory. An isolated command can change no other folder of the host.
-        isolated: False runs the command as the present user, with resource limits only. They are
-            no security boundary, and processes that leave the session keep running.
+        isolated: False runs the command as the present user, with resource limits only. These
+            limits are no security boundary. Processes that leave the session keep running.
     Returns: the exit status (None if killed after MAX_SECONDS), and the first MAX_OUTPUT bytes of
         the output.
     Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.
@@ -183,7 +183,7 @@ def can_isolate() -> bool:
 
 
 class TaskFolder:
-    """A temporary folder that is removed with everything in it.
+    """A temporary folder, which is removed by `cleanup` or at the end of the object's life.
 
     tempfile.TemporaryDirectory recurses, so it could not remove a thousand nested folders.
     """

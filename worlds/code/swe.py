@@ -1,11 +1,11 @@
 """SWE: the tasks (rows) of the data set SWE-Gym, on local git checkouts.
 
-This is the code task of arXiv 2510.01132 without containers. Differences, on purpose:
-- Commands and tests run in the sandbox of `sandbox.py`, unless the option is `sandbox=none`.
+This is the code task of arXiv 2510.01132 without containers. Deliberate differences:
+- Commands and tests run in the sandbox of `sandbox.py`. The option `sandbox=none` switches it off.
 - The policy gets the files of the base commit without the git history, because the history may
   contain the answer.
-- The tests that the unpatched code passes earn no reward. Otherwise a patch without effect would
-  earn most of the reward.
+- Tests that the unpatched code already passes earn no reward. If they did, a patch without effect
+  would earn most of the reward.
 
 Tests run in the same process as the code that they test, so the tested code can forge the report.
 """
@@ -46,8 +46,8 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
 NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # a changed file in a patch
 
-# `archive_commit` runs git with these limits and settings. The settings exclude the configuration
-# of the machine and the user.
+# `archive_commit` runs git with these limits and settings. With the settings, git does not read the
+# configuration of the machine and the user.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -96,7 +96,7 @@ class SWE(Env):
         self.reward = reward
         self.isolated = sandbox == "required"
         self.rows = read_rows(Path(rows))
-        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # then the splits share the rows
+        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # too few rows for disjoint splits
 
     def draw(self, rng: np.random.Generator) -> tuple:
         return ("swe", str(rng.choice(list(self.rows))))

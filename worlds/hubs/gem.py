@@ -22,18 +22,19 @@ from worlds.text.base import require_package
 
 DIRECTIONS = ("up", "down", "left", "right")
 BOXED = re.compile(r"\\boxed\{(.*?)\}")
-# These games start slowly, so they get splits=seed.
+# These games start slowly, so they get splits=seed (see `Hub`).
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
 MAX_STATES = 20_000  # states that a search for a solution may visit
-# gem-llm 0.1.0 needs these arguments to make two games. `reset` replaces the values.
+# gem-llm 0.1.0 cannot make these two games without these arguments. Their `reset` replaces the
+# values.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
 }
-# kind of game -> GEM's module whose lists of words are replaced
+# kind of game -> module of GEM whose lists of words `use_local_words` replaces
 MODULES_WITH_WORDS = {"Hangman": "hangman", "Wordle": "wordle", "WordSearch": "word_search"}
-WORD_LENGTHS = range(3, 9)  # lengths of the words that replace NLTK's "en-basic"
+WORD_LENGTHS = range(3, 9)  # lengths of the words that `local_words` takes from a story
 
 
 class Gem(Hub):
@@ -48,7 +49,7 @@ class Gem(Hub):
         with self.isolation.run():
             defaults = find_game(name)
         self.arguments = REPAIRS.get(name, {}) | parse_settings(settings)
-        # For each game GEM draws the arguments that are None, so the rules vary.
+        # At the start of each game, GEM draws a value for an argument that is None.
         self.has_fixed_rules = None not in (defaults | self.arguments).values()
         self.kind = KINDS.get(kind_of(name), OTHER)
 
@@ -335,10 +336,10 @@ def plan_word(game: Any) -> list[str]:
 
 
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
-    """Return a mark for each sign of a guess, as in Wordle.
+    """Return a mark for each sign of a guess, as in Wordle. A sign is a letter or a number.
 
     G: the secret has the sign in this place. Y: the secret has the sign in another place, which no
-    G and no earlier Y uses. X: otherwise.
+    G and no earlier Y uses. X: all other signs.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']

@@ -1,8 +1,8 @@
-"""gymnasium: its environments with discrete actions, as `--env=gymnasium:ID`.
+"""The environments of gymnasium with discrete actions, as `--env=gymnasium:ID`.
 
 The package is optional. The policy sees the text of the environment's renderer ("ansi"), the
-numbers of the observation, or both. For environments that are not in KNOWN, options can name the
-actions and numbers, and say which games are won:
+numbers of the observation, or both. For environments outside the table KNOWN below, options can
+name the actions and numbers, and say which games are won:
 
     --env=gymnasium:my_package:Lights-v0,names=on/off,values=brightness/hour,success=end
 """
@@ -19,11 +19,11 @@ from envs import Move, make_env, show
 from worlds.hubs.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text.base import require_package
 
-# A background colour marks the player's cell. `_describe` puts the cell in [ ] instead.
+# In rendered text, a background colour marks the player's cell. `_describe` shows [ ] instead.
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the line in which a renderer shows the last action
-MAX_NUMBERS = 50  # numbers that an observation may show
+MAX_NUMBERS = 50  # largest count of numbers in an observation
 GAMMA = 0.99  # discount factor in `best_actions`
 SUCCESSES = ("reward", "end", "limit")
 
@@ -31,7 +31,7 @@ SUCCESSES = ("reward", "end", "limit")
 class Known(NamedTuple):
     """Texts and settings of an environment that needs no options.
 
-    `names`, `values` and `success` are defaults of the options of `Gymnasium` with these names.
+    `names`, `values` and `success` are the defaults of the same options of `Gymnasium`.
     """
 
     names: tuple[str, ...] = ()
@@ -95,8 +95,8 @@ class Gymnasium(Hub):
     - `names`: names of the actions, such as up/down.
     - `values`: names of the numbers in an observation, such as row/column.
     - `success`: which games are won. "end": those that end before the environment's limit of steps.
-      "reward": those that, in addition, have a last reward above 0. "limit": those that last until
-      the limit.
+      "reward": those that end before this limit with a last reward above 0. "limit": those that
+      last until the limit.
     - `settings`: arguments for gymnasium.make, such as is_slippery=False;map_name=8x8.
     """
 
@@ -188,7 +188,9 @@ class Gymnasium(Hub):
     # ---------- texts
 
     def _describe(self, observation: Any) -> str:
-        """Return the rendered text. Add the numbers if they have names, or if there is no text."""
+        """Return the rendered text, then the numbers of the observation if they have names.
+
+        Without rendered text, numbers without names are returned, too."""
         lines = []
         if self.game.render_mode == "ansi":
             text = PLACE.sub(r"[\1]", self.game.render())

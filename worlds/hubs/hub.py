@@ -23,7 +23,7 @@ from envs import Env, drawn_in_time, make_env
 
 REQUIREMENTS = "requirements/hubs.txt"
 NUM_SEEDS = 2**31  # seeds of games are below this
-PROBES = 100  # seeds that `has_few_starts` compares
+PROBES = 100  # number of games that `has_few_starts` begins and compares
 
 
 class BrokenGame(Exception):
@@ -53,7 +53,7 @@ class Isolation:
     def run(self) -> Iterator[None]:
         """Open a context for code of a hub.
 
-        Random numbers continue from the last context, unless `seed` was called in between."""
+        Random numbers continue from the last context. A call of `seed` starts them anew."""
         outside = random.getstate(), np.random.get_state()
         handlers = list(logging.root.handlers)
         level = logging.root.level
@@ -74,9 +74,10 @@ class Isolation:
 class Hub(Env):
     """An environment of a hub. An instance holds the seed of a game.
 
-    With `splits=seen`, games of different splits have different first observations. If too few
-    first observations exist (`has_few_starts`), the splits share them. With `splits=seed`, for
-    games that start slowly, only the seeds of the splits differ.
+    The option `splits` says how games of training and evaluation differ. With `splits=seen` they
+    have different first observations. If too few first observations exist (`has_few_starts`),
+    training and evaluation share them. With `splits=seed`, for games that start slowly, only the
+    seeds differ.
 
     A subclass defines `begin`, and calls it in `_start`.
     """
@@ -119,8 +120,8 @@ class Hub(Env):
     def draw(self, rng: np.random.Generator) -> tuple:
         """Draw ("hub", seed, the result of `begin`).
 
-        The third part is "" if the splits do not compare first observations, or if the game cannot
-        begin. `_start` raises the error of a game that cannot begin."""
+        The third value is "" if training and evaluation may share first observations, or if the
+        game cannot begin. If it cannot begin, `_start` raises the error."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:
@@ -147,10 +148,10 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 
 @lru_cache
 def has_few_starts(spec: str) -> bool:
-    """Whether two of the first 100 seeds have the same first observation.
+    """Whether two of the games with the first 100 seeds have the same first observation.
 
-    The fixed splits take 512 first observations. If only 1,000 existed, the probability that 100
-    seeds have 100 different ones would be 0.6 %.
+    The fixed evaluation prompts take 512 first observations. If only 1,000 existed, 100 seeds would
+    have 100 different ones with probability 0.6 %.
     """
     env = make_env(spec)
     seen = set()

@@ -1,7 +1,7 @@
-"""reasoning-gym: the generated datasets of the package, as `--env=rg:NAME`.
+"""The generated datasets of the package reasoning-gym, as `--env=rg:NAME`.
 
 The package is optional. The score of an answer is the reward. With `tries=3` the player has three
-tries and sees each score, and the best score counts.
+tries and sees the score of each. The best score counts.
 
 Some datasets evaluate the answer as Python. `harmless` and WITH_LITERALS below keep an answer
 from running as a program.
@@ -27,13 +27,13 @@ from worlds.text.base import require_package
 
 DATASET_SIZE = 2**20  # questions in a dataset
 MAX_CHARACTERS = 10_000  # of an answer
-# Datasets that need more than 20 ms of CPU time per question. They get splits=seed.
+# Datasets that need more than 20 ms of CPU time per question. They get splits=seed (see `Hub`).
 SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
-# acre makes all questions of a dataset at the start. word_ladder limits the questions of a dataset.
-# So the adapter makes a new dataset for each question of acre or word_ladder.
+# acre would make all questions at the start, and word_ladder limits their number. So each question
+# of these two gets a dataset of its own.
 ONE_BY_ONE = ("acre", "word_ladder")
 # These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (
@@ -289,7 +289,7 @@ def num_terms(node: ast.expr) -> int:
     """Return the largest number of terms that an expression can have once multiplied out.
 
     An expression without names is one term. A call of a function is two terms, because sympy also
-    rewrites it.
+    rewrites the call.
     """
     if isinstance(node, ast.UnaryOp):
         return num_terms(node.operand)

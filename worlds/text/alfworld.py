@@ -1,4 +1,4 @@
-"""The text games of ALFWorld, played by the engine that the optional package `alfworld` uses."""
+"""The text games of ALFWorld. They need the optional package `alfworld`."""
 
 from configurator import UserError
 
@@ -52,7 +52,7 @@ class ALFWorld(Household):
         require_package("alfworld", "requirements/alfworld.txt")
         data = os.environ.get("ALFWORLD_DATA", Path.home() / ".cache/alfworld")
         self.folder = Path(data, "json_2.1.1", part)
-        self.repeats = part != "train"  # only train has enough games for disjoint splits
+        self.repeats = part != "train"  # the other parts have too few games for disjoint splits
 
     # ---------- instances
 
@@ -160,12 +160,10 @@ def start_engine(game: dict):
 
 @lru_cache
 def cache_engine_functions() -> None:
-    """Cache the results of three slow functions of the engine, and replace `copy_context`.
-
-    The new `copy_context` copies less.
+    """Make the engine faster: cache three slow functions, and let `copy_context` copy less.
 
     Without the caches, the engine parses its grammar about 50 times per step. The caches shorten a
-    step from 48 ms to 2 ms on one CPU core, and do not change observations.
+    step from 48 ms to 2 ms on one CPU core. Observations stay the same.
     """
     import fast_downward
     from textworld.envs.pddl import textgen
@@ -212,7 +210,7 @@ def alfworld_game(instance: tuple) -> dict:
         f"(define (problem one) (:domain alfred) (:objects {' '.join(objects)}) "
         f"(:init {' '.join(facts)})"
     )
-    problem += goal["pddl"].replace("#", "-").format(**words)  # the goal also closes "(define"
+    problem += goal["pddl"].replace("#", "-").format(**words)  # this text also closes "(define"
     goal_text = goal["templates"][0].format(**words)
     grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", goal_text)
     domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")
@@ -220,7 +218,7 @@ def alfworld_game(instance: tuple) -> dict:
 
 
 def _types(places: list[str], things: list[str]) -> tuple[list[str], list[str]]:
-    """Return the PDDL objects and facts for the player, its start and all types."""
+    """Return the PDDL objects and facts for the player, its first location and all types."""
     place_types = {f"{kind_of(place)}Type" for place in places}
     thing_types = {f"{kind_of(thing)}Type" for thing in things}
     # the PDDL domain mentions these types, so every room must declare them

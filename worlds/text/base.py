@@ -1,12 +1,12 @@
-"""The base class of the text worlds: facts, commands that change them, and shortest plans.
+"""The base class of four text games: facts, commands that change them, and shortest plans.
 
 `quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132, at a size
 for small models. `textworld.py` and `alfworld.py` play the games of the original packages.
-Differences from that paper, on purpose:
+Deliberate differences from this paper:
 - The return of a game is the largest share of the task that was done at any moment.
 - A command that is impossible in the present state is an illegal action.
 - Every observation repeats the task.
-- In `quest.py` and `household.py` a search from the present state finds the optimal length.
+- In `quest.py` and `household.py` a search finds a shortest solution from the present state.
 """
 
 from configurator import UserError
@@ -31,10 +31,10 @@ class World(Env):
     In `TextWorld` and `ALFWorld` the dict is empty, because the original package keeps the state.
 
     A subclass defines:
-    - `effects`: returns all possible commands with the facts that they change. Given `only`,
-      `effects` may leave out commands that a shortest plan does not need.
-    - `relevant`: returns the things that matter in a shortest plan; `search` passes them as `only`.
-      A subclass with its own `search` needs no `relevant`.
+    - `relevant`: returns the things that a shortest plan may need. A subclass with its own `search`
+      needs no `relevant`.
+    - `effects`: returns all possible commands with the facts that they change. If `search` passes
+      the relevant things as `only`, `effects` may leave out commands that the plan does not need.
     - `progress`: returns the share of the task that is done, 0..1.
     - `_start`: sets up an instance and ends with a call of `_open`.
     """
@@ -103,7 +103,7 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """Return the first possible command that shares the most words with the final command."""
+        """Return the possible command that shares the most words with the final command."""
         return max(self.commands, key=lambda name: len(self.final_words.intersection(name.split())))
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:

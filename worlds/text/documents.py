@@ -1,15 +1,13 @@
 """Documents that `Index` searches: 60 bundled towns, or the items and passages of a user's file.
 
-The file has JSON lines. It may also have questions about the documents.
-
-A line of the file is one of these objects:
+A line of the user's file is one of these JSON objects:
 
     {"name": "red mug", "price": 9, "material": "clay"}      an item with its attributes
     {"title": "The Nile", "text": "The Nile is ..."}         a passage
     {"question": "Where does the Nile end?", "answer": "the Mediterranean"}
 
-An "answer" may be a list of right answers. A question may have "steps": the first calls of a
-demonstration, such as ["search Nile"].
+An "answer" may be a list of right answers. A question may have "steps", such as ["search Nile"]:
+the tool calls that a demonstration makes before it answers.
 """
 
 from configurator import UserError, describe_line_error, printable
@@ -53,7 +51,7 @@ class Question(NamedTuple):
 
     text: str
     answers: tuple[str, ...]  # each answer is right
-    steps: tuple[str, ...] = ()  # calls of a demonstration before its answer
+    steps: tuple[str, ...] = ()  # tool calls that a demonstration makes before it answers
 
 
 def bundled_towns() -> list[Document]:
@@ -87,7 +85,7 @@ def read_file(path: str) -> tuple["Index", list[Question]]:
     """Read a file of JSON lines.
 
     Returns: an index of its items and passages, and its questions.
-    Raises: UserError if the file cannot be read or has a wrong line.
+    Raises: UserError if the file cannot be read, has a wrong line or has no document.
     """
     documents = {}
     questions = []
@@ -152,7 +150,7 @@ def read_row(line: bytes) -> Document | Question:
 def read_steps(value: object) -> tuple[str, ...]:
     """Read the steps of a question.
 
-    Raises: ValueError unless they are a list of legal calls of search and calc."""
+    Raises: ValueError if `value` is not a list of legal calls of search and calc."""
     if not isinstance(value, list):
         raise ValueError(f"steps must be a list of calls, got {printable(repr(value), limit=50)}")
     steps = []
@@ -167,7 +165,9 @@ def read_steps(value: object) -> tuple[str, ...]:
 
 
 def read_name(value: object, key: str) -> str:
-    """Read a name that a search can find. Raises: ValueError if it has no letter, digit or _."""
+    """Read a name that a search can find.
+
+    Raises: ValueError if the name has no letter, digit or _."""
     name = read_call_text(value, key, MAX_NAME)
     if not words_of(name):
         raise ValueError(f"{key} {name!r} has no letter and no digit")
@@ -219,17 +219,19 @@ class Index:
                 places.setdefault(word, []).append(number)
         # word -> ascending indices of the documents that contain the word
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
-        # words of names, without articles
+        # the words of each document's name, without articles
         self.name_words = [words_of(drop_articles(document.name)) for document in documents]
         self.nameable: dict[int, set[int]] = {}  # `most` -> result of `found_by_name`
 
     def search(self, query: str, most: int) -> list[Document]:
         """Return up to `most` documents that share a word with the query, the best first.
 
-        A shared word that n of all N documents contain adds log(1 + N / n) to a document's score.
+        A shared word adds log(1 + N / n) to a document's score, where n of all N documents contain
+        the word.
         """
         scores = np.zeros(len(self.documents))
-        for word in sorted(words_of(query)):  # the order of a set is random, and sums are rounded
+        # sorted, because another order of the words would round the sums differently
+        for word in sorted(words_of(query)):
             numbers = self.places.get(word)
             if numbers is not None:
                 scores[numbers] += math.log(1 + len(self.documents) / len(numbers))
@@ -243,7 +245,9 @@ class Index:
         return found
 
     def named_in(self, text: str) -> list[Document]:
-        """Return the documents whose name is in `text`, articles apart, the longest name first."""
+        """Return the documents that `text` names, the longest name first.
+
+        `text` names a document if it has all words of the document's name, articles apart."""
         words = words_of(text)
         named = []
         for document, own in zip(self.documents, self.name_words, strict=True):
@@ -252,17 +256,19 @@ class Index:
         return sorted(named, key=lambda document: len(document.name), reverse=True)
 
     def found_by_name(self, most: int) -> set[int]:
-        """Return the indices of documents that a search for their name finds in `most` results."""
+        """Return the indices of the documents that are found by their own name.
+
+        Args: most: number of results of the search for the name."""
         if most not in self.nameable:
             numbers = range(len(self.documents))
             self.nameable[most] = {number for number in numbers if self._is_found(number, most)}
         return self.nameable[most]
 
     def _is_found(self, number: int, most: int) -> bool:
-        """Whether a search for the name of document `number` finds it in `most` results.
+        """Whether document `number` is among the `most` results of a search for its own name.
 
-        Equal scores keep the order of the documents. This document has all words of its name, so
-        only earlier documents with all these words come before it.
+        No document has a higher score, because this document has all words of its name. Earlier
+        documents with all these words have the same score and come before it.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)

@@ -1,4 +1,4 @@
-"""Household: a text world of one room, with the six task types of ALFWorld."""
+"""Household: a text game in one room, with the six task types of ALFWorld."""
 
 from configurator import UserError
 
@@ -12,11 +12,11 @@ from worlds.text.base import Effects, Facts, World, listing
 
 
 class Task(NamedTuple):
-    """A task type. `tool` and `state` are "" if the thing needs no treatment."""
+    """A task type. `tool` and `state` are "" if nothing must be cleaned, heated or cooled."""
 
     text: str
     tool: str = ""  # the kind of place that cleans, heats or cools the thing
-    state: str = ""  # the state of the thing after this treatment
+    state: str = ""  # the state that the thing must have at the end
 
 
 class Room(NamedTuple):

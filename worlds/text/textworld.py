@@ -1,8 +1,8 @@
 """TextWorld: games of the package `textworld`, as in arXiv 2510.01132.
 
-The package is optional. Differences from that paper, on purpose:
+The package is optional. Deliberate differences from this paper:
 - Games run in the Python code of the package, not as programs in an interpreter (z-machine).
-- `statements` words the visible facts of an observation.
+- `statements` makes the text of an observation from the visible facts.
 - The reward is the rise of the score, as a share of the maximum.
 """
 
@@ -46,7 +46,7 @@ STATES = (
 
 
 class TextWorld(World):
-    """Games of TextWorld. The splits differ only in their seeds.
+    """Games of TextWorld. Training and evaluation differ only in the seeds of their games.
 
     - `game=custom`: `w` rooms, `o` objects and a quest of `q` commands.
     - `game=simple`: a house of six fixed rooms.
@@ -143,8 +143,8 @@ class TextWorld(World):
     def search(self, max_length: int) -> tuple[str, ...]:
         """Return TextWorld's own plan from the present state, not always a shortest one.
 
-        If TextWorld has no plan, return the rest of the walkthrough, or () if the next command of
-        the walkthrough is impossible.
+        If TextWorld has no plan, return the rest of the walkthrough. If the next command of the
+        walkthrough is impossible, return ().
         """
         if self.state.done:
             return ()

@@ -115,7 +115,7 @@ class ToolUse(Env):
     def _draw_sum(self, rng: np.random.Generator) -> Task | None:
         """Draw a `sum` question: what is the sum of an attribute of two items?
 
-        Returns: None unless the names are in alphabetical order and both numbers are whole."""
+        Returns: None if the names are not in alphabetical order, or if a number is not whole."""
         first = self._draw_item(rng)
         second = self._draw_item(rng)
         attribute = self._draw_number(first, rng)
@@ -300,7 +300,7 @@ class ToolUse(Env):
 
 
 class OwnData(ToolUse):
-    """The tools with a user's file of items, passages and questions.
+    """Tasks about a user's file of items, passages and questions, with the tools of `ToolUse`.
 
     If the file has questions, the questions are the tasks. Otherwise tasks about the items are
     drawn.
@@ -325,7 +325,7 @@ class OwnData(ToolUse):
             raise UserError(
                 f"{file} has no questions, so it must have items with attributes and nothing else"
             )
-        # The tasks are the questions, or are about items that a search for their name finds.
+        # The tasks are the questions, or ask about items that are found by their own name.
         asked_about = self.questions or self.index.found_by_name(results)
         if task == "all":
             self.tasks = possible_tasks(documents)
@@ -341,7 +341,7 @@ class OwnData(ToolUse):
         return ("tools", *Task(question.text, (), self._steps_to(question), last_calls))
 
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
-        """Return the steps that the file gives for a question, or else one or two searches.
+        """Return the steps that the file gives for a question, or else up to two searches.
 
         The first search is for a name in the question, or for all words of the question. If no
         result shows `question.answers[0]`, a second search is for the name of a document with this
