@@ -72,7 +72,7 @@ def find_model(name: str) -> str:
 
 
 def _looks_like_folder(name: str) -> bool:
-    """Whether a name begins with out/, lies in an existing folder, or is no USER/MODEL."""
+    """Whether a name begins with out/, lies in an existing folder, or is not like USER/MODEL."""
     in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
     return in_known_folder or not HUB_NAME.fullmatch(name)
 
@@ -140,7 +140,10 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a model. Raises: UserError if it or its model type cannot be used."""
+    """Read the config.json of a model.
+
+    Raises: UserError if the file cannot be read, or if its model_type is not supported.
+    """
     described = _read_object(folder / "config.json", f"model={str(folder)!r}")
     check_model_type(str(folder), str(described.get("model_type")))
     return described
@@ -260,6 +263,6 @@ def _read_shapes(path: Path, given: str) -> dict[str, list[int]]:
 
 
 def summary(error: BaseException) -> str:
-    """The type of an error, and the first three lines of its message."""
+    """The type of an error, and the first three lines of its message, at most 300 characters."""
     lines = str(error).split("\n")[:3]
     return f"{type(error).__name__}: {' '.join(lines)[:300]}"

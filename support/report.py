@@ -43,7 +43,7 @@ EVAL_KEYS = (  # metrics of an evaluation; metrics.jsonl names them eval_NAME
     "cut_frac",
     "cut_by_context_frac",
 )
-SHOWN_REPORT = 100_000  # characters of scores.md
+SHOWN_REPORT = 100_000  # most characters of scores.md that are printed
 NEXT_STEPS = """
 next steps, for example:
   python -m tools.view {run}    # a page with every turn; --panel: curves that warn of a collapse
@@ -136,7 +136,7 @@ def remove_final_outputs(out_dir: Path) -> None:
 
 
 def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | None) -> bool:
-    """Print the report of a finished run, and how to continue. Returns: whether it is finished."""
+    """If a run is finished, print its report and how to continue. Returns: whether it is."""
     report = Path(config.out_dir, "scores.md")
     out_of_iterations = num_rows >= config.num_iterations
     if not report.is_file() or not (early_stop_reason or out_of_iterations):
@@ -146,8 +146,8 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
         options.append("--num_iterations=N")
     if early_stop_reason:
         options.append("--early_stop=False")
-    # Another early_stop needs --take_config. So does another num_iterations if final_lr is not 1,
-    # because it changes the learning rates.
+    # A change of early_stop needs --take_config. A change of num_iterations needs --take_config if
+    # final_lr is not 1, because num_iterations then sets the learning rates.
     if early_stop_reason or config.final_lr != 1:
         options.append("--take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""
@@ -165,6 +165,6 @@ def next_steps_hint(config: Config) -> str:
     env = ""
     for key in ("env", "eval_env"):
         value = getattr(config, key)
-        if specs_that_run_programs(value):  # eval.py takes these from the command line only
+        if specs_that_run_programs(value):  # eval.py takes them only from the command line
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

@@ -73,7 +73,10 @@ def earlier_without_seed(earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
 
 
 def settings_of_model(folder: str) -> Config | None:
-    """The settings of the run that trained a model; None if the run has no config.json."""
+    """The settings of the run that trained a model.
+
+    Returns: None if the run has no config.json, or the config.json of another program.
+    """
     try:
         return load_saved(Path(folder).parent / "config.json")
     except UserError:  # missing, or the config.json of another program

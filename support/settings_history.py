@@ -1,7 +1,7 @@
 """The settings that a run had before they were changed with --take_config=True.
 
-config.json of a run holds its present settings. Its list "earlier" holds the settings of earlier
-iterations:
+config.json of a run holds its present settings. The list "earlier" in config.json holds the
+settings of earlier iterations:
 
     [{"until": 4, "config": {...}}, ...]    settings of iterations 1 to 4, and so on
 
