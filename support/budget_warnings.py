@@ -53,7 +53,7 @@ def budget_warning(history: Sequence[dict]) -> str:
 
 
 def budget_summary(history: Sequence[dict]) -> str:
-    """The `budget_note` of the means over the last LAST_ROWS rows, as a sentence; "" for none."""
+    """The `budget_note` for the means of the last LAST_ROWS iterations; "" for none."""
     note = budget_note(mean_budgets(history[-LAST_ROWS:]))
     return f"in the last iterations, {note}" if note else ""
 

@@ -14,7 +14,7 @@
 A thread writes checkpoints during training. Training waits only until the previous checkpoint is
 written and the new state is copied to CPU memory. A folder gets its final name after all of its
 files are on disk. Checkpoints hold no state of random generators, because each draw is seeded with
-its purpose and iteration. They hold no pickle, so loading one executes no code.
+its purpose and iteration. Loading a checkpoint executes no code, because it contains no pickle.
 """
 
 from configurator import UserError
@@ -96,7 +96,7 @@ class Saver:
             )
 
     def save(self, state: dict[str, dict], counts: dict[str, Any]) -> None:
-        """Wait for the previous checkpoint, and copy the state.
+        """Wait until the previous checkpoint is written, then copy the state to CPU memory.
 
         A thread then writes checkpoint-STEP and removes old checkpoints.
 
@@ -161,7 +161,7 @@ class Saver:
         kept = [folder for folder in folders if folder <= final][-self.keep :]
         for folder in folders:
             if folder not in kept:
-                # Renamed first, so that a kill leaves no half-removed checkpoint.
+                # The folder is renamed first, so that a kill leaves no half-removed checkpoint.
                 shutil.rmtree(old, ignore_errors=True)
                 folder.rename(old)
                 shutil.rmtree(old, ignore_errors=True)
@@ -303,7 +303,7 @@ def _tensors_in(state) -> Iterator[Tensor]:
 
 
 def _placed(state, parts: Iterator[Tensor]):
-    """Nested dicts like `state`, whose tensors lie in `parts` of a buffer, one for each tensor."""
+    """Nested dicts like `state`, with each tensor in its own part of a buffer."""
     if isinstance(state, dict):
         return {key: _placed(value, parts) for key, value in state.items()}
     local = _local(state)

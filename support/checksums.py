@@ -17,7 +17,7 @@ from pathlib import Path
 
 from support.run_folder import read_json
 
-# A run only appends lines to these files. A restart drops the lines after its checkpoint.
+# A run only appends lines to these files. A restart drops the lines after the newest checkpoint.
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
 OF_MODEL = "checksums.json"  # in the folder of a model
@@ -137,7 +137,7 @@ class LogChecksums:
 
 
 def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
-    """The names of logs whose lines up to a checkpoint have changed since it was written.
+    """The names of the logs that no longer match their checksums in a checkpoint.
 
     Returns: the names; [] for a checkpoint without logs.json, from an older version.
     Raises: UserError if a file cannot be read, or logs.json names a file that is not in LOGS."""

@@ -14,7 +14,7 @@ NAME = "code.diff"
 MAX_CHARACTERS = 1_000_000
 # left out of the diff: results and pages, on which no run depends
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
-# These options override git settings of the user that would change the format.
+# These options override git settings of the user that would change the format of the diff.
 DIFF = (
     "diff",
     "--no-ext-diff",

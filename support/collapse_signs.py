@@ -37,7 +37,7 @@ DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a ro
 
 
 def early_stop_reason(history: Sequence[dict]) -> str | None:
-    """Why a run should end after its last row; None if it should go on."""
+    """Why a run should end after the last row of metrics.jsonl; None if it should go on."""
     stds = _known_values(history, "in_group_reward_std")
     if len(stds) >= 2 * PERIOD and max(stds[-PERIOD:]) < STALE_STD_SHARE * fmean(stds[:PERIOD]):
         return (
@@ -89,9 +89,9 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
         compressed  thoughts are certain and depend on the prompt
         collapsed   entropy and mutual information are low
 
-    The last measurement of thoughts in first turns decides. A measurement on a single prompt does
-    not count, because its mutual information is always 0. If there is no measurement, the policy's
-    entropy and `_shows_trap` decide.
+    The last measurement of mutual information decides, for thoughts in first turns. A measurement
+    on a single prompt does not count, because its mutual information is always 0. If there is no
+    measurement, the policy's entropy and `_shows_trap` decide.
 
     Args: history: the rows before `row`. Returns: the regime; None if no entropy is known.
     """

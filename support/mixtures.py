@@ -1,7 +1,7 @@
 """Parses mixtures and curricula of environments: env='A + 2*B' and env='A @50 > B'.
 
 A spec is the text of one environment with its options, such as frozenlake:size=5. A spec that
-contains one of SIGNS must stand in quotes: env="'/my games/doors.py:Doors' + B".
+contains a separator (SIGNS) must stand in quotes: env="'/my games/doors.py:Doors' + B".
 """
 
 from configurator import UserError
@@ -60,7 +60,7 @@ def env_specs(*texts: str) -> tuple[str, ...]:
 
 
 def specs_that_run_programs(text: str) -> list[str]:
-    """The specs of environments that can run programs or read files. It builds no environment.
+    """The specs of environments that can run programs or read files. No environment is built.
 
     Args: text: a curriculum, or "".
     Raises: UserError for an unknown environment or an illegal weight.

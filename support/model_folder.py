@@ -72,7 +72,7 @@ def find_model(name: str) -> str:
 
 
 def _looks_like_folder(name: str) -> bool:
-    """Whether a name begins with out/, lies in an existing folder, or is not like USER/MODEL."""
+    """Whether a name begins with out/, lies in an existing folder, or is no USER/MODEL."""
     in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
     return in_known_folder or not HUB_NAME.fullmatch(name)
 
@@ -83,7 +83,7 @@ def download(name: str) -> str:
     The hub is asked once, without the retries of transformers.
     Raises: UserError if the model is not in the cache and cannot be downloaded.
     """
-    from huggingface_hub import snapshot_download  # takes half a second
+    from huggingface_hub import snapshot_download  # this import takes half a second
 
     if os.environ.get("RANK", "0") == "0":
         print(f"model={name!r}: asking the Hugging Face hub", file=sys.stderr, flush=True)

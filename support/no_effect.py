@@ -7,7 +7,8 @@ train.py and other commands print such a line. Without it, a user may conclude t
 not help.
 
 train.py names settings that have no effect because of other settings. Overlays (files in subfolders
-of config/) are made for many experiments, so train.py names only their METHOD_SWITCHES.
+of config/) are made for many experiments. So train.py names a setting of an overlay only if the
+setting switches a method on (METHOD_SWITCHES).
 
 Other commands name settings from the command line that they do not use. tools.sft also names
 settings from the command line that have no effect because of other settings. These commands name no

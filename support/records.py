@@ -43,7 +43,7 @@ TURN = {  # the shape of a turn, see support/json_shapes.py
     "advantage": (float, ...),
     "value": (float, ...),
 }
-TRAJECTORY = {  # the shape of a line in these files
+TRAJECTORY = {  # the shape of a line in a file of trajectories
     "env": str,
     "seed": [int],
     "split": (str, ...),

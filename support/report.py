@@ -15,7 +15,7 @@ from support.records import write_jsonl
 from support.run_folder import read_text, write_atomically
 from support.scores import Scores, budget_notes, score_table
 
-# The metrics in the line of an iteration -> width and digits.
+# The printed line of an iteration: metric -> width and digits of its value.
 PRINTED = {
     "reward": "5.2",
     "success": "4.2",
@@ -121,7 +121,7 @@ def write_report(
             successes[env][name] = wins
     text = "\n".join(texts)
     write_atomically(out_dir / "scores.json", json.dumps(successes) + "\n")
-    write_atomically(out_dir / "scores.md", text)  # last: it marks the run as finished
+    write_atomically(out_dir / "scores.md", text)  # last: scores.md marks the run as finished
     print(f"\n{text}")
     files = sorted(path.name for path in out_dir.iterdir() if path.name != "lock")
     print(f"wrote {out_dir}/: {', '.join(files)}; policy and best are Hugging Face folders")
@@ -136,7 +136,10 @@ def remove_final_outputs(out_dir: Path) -> None:
 
 
 def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | None) -> bool:
-    """If a run is finished, print its report and how to continue. Returns: whether it is."""
+    """If a run is finished, print its report and how to continue.
+
+    Returns: whether the run is finished.
+    """
     report = Path(config.out_dir, "scores.md")
     out_of_iterations = num_rows >= config.num_iterations
     if not report.is_file() or not (early_stop_reason or out_of_iterations):
@@ -165,6 +168,6 @@ def next_steps_hint(config: Config) -> str:
     env = ""
     for key in ("env", "eval_env"):
         value = getattr(config, key)
-        if specs_that_run_programs(value):  # eval.py takes them only from the command line
+        if specs_that_run_programs(value):  # eval.py takes such values only from the command line
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

@@ -56,7 +56,7 @@ HISTORY_ROW = {  # metrics to check when a run continues; shapes as in support/j
     "mi_bound_first": NUMBER,
     "mi_seq_first": NUMBER,
     "conditional_entropy_first": NUMBER,
-    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # not in old rows
+    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # not in rows of older versions
 }
 
 
@@ -113,7 +113,7 @@ class Run:
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def report_if_finished(self) -> bool:
-        """If the run is finished, print its report. Returns: whether it is."""
+        """If the run is finished, print its report. Returns: whether the run is finished."""
         if not self.saved:
             return False
         reason = self._early_stop_reason(self.history)
@@ -170,7 +170,7 @@ class Run:
     # ---------- the loop
 
     def should_continue(self) -> bool:
-        """Whether the run is neither complete nor interrupted."""
+        """False if the run is complete or was interrupted, else True."""
         return not self.stop_requested and not self._is_over(self.history)
 
     def evaluation_due(self, row: dict) -> bool:
@@ -181,7 +181,7 @@ class Run:
     def add(
         self, row: dict, trajectories: list[Trajectory], scores: dict[str, Scores] | None
     ) -> None:
-        """Record an iteration: its row, its warnings and, if due, samples, best/ and a checkpoint.
+        """Record an iteration: metrics, warnings and, if due, samples, best/ and a checkpoint.
 
         Args: scores: environment -> scores; None if the iteration was not evaluated."""
         config = self.config
@@ -221,8 +221,8 @@ class Run:
     def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
         """Whether to write trajectories of this iteration.
 
-        The limit of trajectories.jsonl grows with the iterations up to MAX_SAMPLE_BYTES. So a long
-        run is recorded up to its end."""
+        The size limit of trajectories.jsonl grows with the iterations up to MAX_SAMPLE_BYTES. So a
+        long run is recorded up to its end."""
         config = self.config
         step = self.learner.step
         if not config.sample_every:

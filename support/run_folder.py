@@ -289,7 +289,7 @@ def append_to(path: Path) -> IO[str]:
 
     Raises: UserError if `path` is a link, or not a regular file. OSError if it cannot be opened.
     """
-    # O_NONBLOCK: a device may block open().
+    # O_NONBLOCK, because the opening of a device may block.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o666)

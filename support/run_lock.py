@@ -120,7 +120,7 @@ class Interruption:
     def requested(self) -> bool:
         """Whether any rank received a signal. All ranks must call this function.
 
-        If so, it also stops the timer, because saving may take longer than `grace_s`.
+        If so, this function also stops the timer, because saving may take longer than `grace_s`.
         """
         received = torch.tensor(float(self.timer is not None))
         parallel.all_reduce_sum(received)

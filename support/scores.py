@@ -75,7 +75,10 @@ def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, .
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute metrics that average over trajectories, turns or thoughts (support/metrics.py)."""
+    """Compute the metrics of support/metrics.py that are means over trajectories or turns.
+
+    One of them, thought_true_frac, is a mean over the checked sentences of thoughts.
+    """
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
     num_turns = len(records)

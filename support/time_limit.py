@@ -47,7 +47,7 @@ def time_out(limit_s: float) -> str:
 
 
 def is_time_out(error: str | None) -> bool:
-    """Whether the error text of a trajectory is one of `time_out`."""
+    """Whether the error text of a trajectory comes from `time_out`."""
     return error is not None and error.startswith(TIME_OUT)
 
 
@@ -200,7 +200,7 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
         KeyboardInterrupt is raised unchanged."""
     try:
         return limit_time(limit_s, call, *args, **options)
-    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp: of an outer call
+    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp comes from an outer call
         raise
     except BaseException as error:
         raise EnvError(describe_error(error)) from error

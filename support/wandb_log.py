@@ -109,8 +109,8 @@ class WandbLog:
         print(f"W&B gets no more data ({reason}); metrics.jsonl has all metrics", flush=True)
         self.run = None
         # At exit, wandb calls its background process, and prints a traceback if that process was
-        # killed. `_tear_down` prevents this: functions of atexit run in reverse order, so it runs
-        # before wandb's own function.
+        # killed. `_tear_down` makes this call first, and hides the error. It comes first because
+        # functions of atexit run in reverse order.
         atexit.register(self._tear_down)
 
     def _tear_down(self) -> None:
