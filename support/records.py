@@ -90,7 +90,7 @@ def why_ended(status: str, last: Mapping) -> str:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """A trajectory as text: dialogue, false statements of thoughts, cut-offs, rewards and end."""
+    """A trajectory as text: dialogue, false sentences in thoughts, cut-offs, rewards and end."""
     parts = [trajectory.env]
     for turn in trajectory.turns:
         parts += [turn.observation, turn.text]

@@ -168,6 +168,6 @@ def next_steps_hint(config: Config) -> str:
     env = ""
     for key in ("env", "eval_env"):
         value = getattr(config, key)
-        if specs_that_run_programs(value):  # eval.py takes such values only from the command line
+        if specs_that_run_programs(value):  # eval.py refuses such a value from the folder of a run
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

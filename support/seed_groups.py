@@ -1,4 +1,8 @@
-"""Groups runs into methods: runs of one method differ only in the seed and in WITHOUT_EFFECT."""
+"""Groups runs into methods.
+
+Runs of one method differ only in the seed, and in settings that do not change training
+(WITHOUT_EFFECT).
+"""
 
 from configurator import Config, UserError
 

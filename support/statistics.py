@@ -1,11 +1,13 @@
 """Statistics of success rates: intervals over seeds and instances, paired differences, pass@k.
 
-The intervals are for the mean over all seeds and all instances that could have been drawn. The
-error of a measured mean has two parts, from the choice of instances and from the choice of seeds.
-The half-width of the second part uses quantiles of Student's t. `rate_interval`,
-`difference_interval` and `mean_over_seeds` add the squares of the two half-widths (the method MOVER
-of Zou and Donner, https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the choice of
-instances. tests/test_statistics.py simulates how often the intervals contain the true value.
+A seed is one training run. An instance is one start of a game, such as a map. The intervals are for
+the mean over all seeds and all instances that could have been drawn. The error of a measured mean
+has two parts, from the choice of instances and from the choice of seeds. The half-width of the
+second part uses quantiles of Student's t. `rate_interval`, `difference_interval` and
+`mean_over_seeds` add the squares of the two half-widths (the method MOVER of Zou and Donner,
+https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the choice of instances.
+
+tests/test_statistics.py simulates how often the intervals contain the true value.
 """
 
 import math

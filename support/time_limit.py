@@ -154,7 +154,7 @@ def _raise_time_up(*_) -> None:
 class Watchdog:
     """A thread that sends RING to the main thread whenever an active time limit is over.
 
-    It shares no lock with the main thread, because TimeUp may end code that holds the lock."""
+    The watchdog shares no lock with the main thread: TimeUp may end code that holds a lock."""
 
     def __init__(self):
         self.thread: threading.Thread | None = None
