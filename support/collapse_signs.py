@@ -89,9 +89,9 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
         compressed  thoughts are certain and depend on the prompt
         collapsed   entropy and mutual information are low
 
-    The last measurement of mutual information decides, for thoughts in first turns. A measurement
-    on a single prompt does not count, because its mutual information is always 0. If there is no
-    measurement, the policy's entropy and `_shows_trap` decide.
+    The last measurement of mutual information in first turns decides. A measurement on a single
+    prompt does not count, because its mutual information is always 0. If there is no measurement,
+    the policy's entropy and `_shows_trap` decide.
 
     Args: history: the rows before `row`. Returns: the regime; None if no entropy is known.
     """

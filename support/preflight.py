@@ -19,7 +19,7 @@ from support.threads import call_all
 from support.time_limit import EnvError, call_with_timeout
 
 # An environment is built NUM_BUILDS times, and the builds must be equal. If a build is one of two
-# equally likely variants, 4 builds differ in 7 of 8 cases.
+# equally likely variants, 4 builds reveal this in 7 of 8 cases.
 NUM_BUILDS = 4
 NUM_GAMES = 3  # evaluation games to try, until one of them can be played
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
