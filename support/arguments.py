@@ -41,7 +41,7 @@ OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has
 def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
     """Read the command line of train.py.
 
-    Returns: the settings, the options, and the source of each setting's value.
+    Returns: the settings; the options; the source of each setting, such as "command line".
     """
     check_not_empty(argv)
     config, options, sources = load_config(argv, extra={"take_config": False})
@@ -64,7 +64,10 @@ def check_not_empty(argv: list[str]) -> None:
 
 
 def scored_envs(config: Config) -> list[str]:
-    """The environments in the last stage of the curriculum eval_env (env if eval_env is empty)."""
+    """The environments of an evaluation: those of eval_env, or of env if eval_env is empty.
+
+    Of a curriculum (env='A @50 > B'), only the environments of the last stage count.
+    """
     return list(mixture_at(config.eval_env or config.env, None))
 
 
@@ -107,7 +110,7 @@ def _check_against(job: Job) -> None:
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
     begins_a_row = any(name.startswith(reference) for name in rows)
-    # A row's name may continue the name of its player, as in "greedy, closed loop".
+    # The name of a row may be longer than that of its player: "greedy, closed loop".
     continues = any(reference.startswith(name) for name in players)
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)
@@ -127,8 +130,8 @@ def read_scoring(
     Args:
         options: the legal options with their defaults.
         default_model: True to score the config's model if no run and no player are given.
-        score_runs: True to score the policies of the given runs, unless --model is given. False to
-            read only the settings of the first run.
+        score_runs: True to score the policies of the given runs, False to take only the settings of
+            the first run. With --model, the models in --model are scored instead.
     """
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     for arg in argv[len(runs) :]:
@@ -185,9 +188,10 @@ def _check_scoring_options(options: dict) -> None:
 
 
 def check_trusted(run: str, config: Config, sources: dict[str, str]) -> None:
-    """Refuse environments from a run's folder that can run programs or read files.
+    """Check that no environment from a run's folder can run programs or read files.
 
-    Somebody else may have written the folder.
+    Somebody else may have written the folder. So such an environment must stand in a config file or
+    on the command line. Raises: UserError.
     """
     for key in ("env", "eval_env"):
         value = getattr(config, key)

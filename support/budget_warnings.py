@@ -8,12 +8,12 @@ from statistics import fmean
 
 BUDGET_LIMIT = 0.1  # smallest fraction of cut-off replies or of full contexts that causes a warning
 LAST_ROWS = 10  # iterations in the summary at the end of a run
-# metrics of `budget_note`; rows of older versions do not have them
+# metrics that `budget_note` reads; rows of metrics.jsonl from older versions do not have them
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
 SOLVED = 0.9  # if the mean success of idle iterations is at least this, the task counts as solved
-# Below this fraction of valid replies, an idle warning advises SFT on the format. If there is a
-# `budget_note`, cut-off replies count as valid.
+# Below this fraction of valid replies, a warning about idle iterations advises SFT on the format of
+# replies. If the warning contains a `budget_note`, replies that were cut off count as valid.
 FEW_VALID = 0.5
 
 
@@ -23,7 +23,7 @@ FEW_VALID = 0.5
 def budget_note(metrics: dict) -> str:
     """Say which token limits ended too many replies or games, and what to do; "" for none.
 
-    Args: metrics: those of `scores.summarize`, or a row of metrics.jsonl.
+    Args: metrics: the result of `scores.summarize`, or a row of metrics.jsonl.
     >>> budget_note({"cut_frac": 1.0, "cut_by_context_frac": 0.0, "out_of_tokens_frac": 0.0})
     '100% of the replies were cut off at max_response_tokens: raise it, or teach shorter replies \
 with tools.sft'
@@ -46,14 +46,14 @@ with tools.sft'
 
 
 def budget_warning(history: Sequence[dict]) -> str:
-    """The `budget_note` of the last row if no row before it has one; "" otherwise."""
+    """The `budget_note` of the last row of metrics.jsonl; "" if an earlier row has one already."""
     if any(budget_note(row) for row in history[:-1]):
         return ""
     return budget_note(history[-1])
 
 
 def budget_summary(history: Sequence[dict]) -> str:
-    """The `budget_note` of the means over the last LAST_ROWS rows, as a sentence; "" for none."""
+    """The `budget_note` for the means of the last LAST_ROWS iterations; "" for none."""
     note = budget_note(mean_budgets(history[-LAST_ROWS:]))
     return f"in the last iterations, {note}" if note else ""
 

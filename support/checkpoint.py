@@ -14,7 +14,7 @@
 A thread writes checkpoints during training. Training waits only until the previous checkpoint is
 written and the new state is copied to CPU memory. A folder gets its final name after all of its
 files are on disk. Checkpoints hold no state of random generators, because each draw is seeded with
-its purpose and iteration. They hold no pickle, so loading one executes no code.
+its purpose and iteration. Loading a checkpoint executes no code, because it contains no pickle.
 """
 
 from configurator import UserError
@@ -51,7 +51,7 @@ from support.checksums import (
 )
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
-# `Saver` prints how long training waited for checkpoints, if above this fraction of its time.
+# A run that waits for checkpoints for more than this fraction of its time says so at its end.
 LONG_WAIT = 0.05
 FORMAT = 1
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
@@ -74,7 +74,7 @@ class Saver:
         self.logs = LogChecksums(out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
-        self.memory: Tensor | None = None  # pinned; kept, because allocating it takes seconds
+        self.memory: Tensor | None = None  # pinned; allocated once, because that takes seconds
         self.buffers: dict | None = None  # tensors in `memory`
         # The thread has its own process group, so its collectives do not mix with training's.
         self.group = dist.new_group(backend="gloo")
@@ -96,7 +96,7 @@ class Saver:
             )
 
     def save(self, state: dict[str, dict], counts: dict[str, Any]) -> None:
-        """Wait for the previous checkpoint, and copy the state.
+        """Wait until the previous checkpoint is written, then copy the state to CPU memory.
 
         A thread then writes checkpoint-STEP and removes old checkpoints.
 
@@ -118,7 +118,7 @@ class Saver:
         self.paused_s += time.perf_counter() - began
 
     def wait(self) -> None:
-        """Wait until the checkpoint in progress is written. Raises: UserError if that fails."""
+        """Wait until the checkpoint in progress is written. Raises: UserError if writing fails."""
         began = time.perf_counter()
         writing = self.writing
         self.writing = None
@@ -154,14 +154,14 @@ class Saver:
     def _remove_others(self, final: Path) -> None:
         """Keep the last `keep` checkpoints up to `final`, and remove all others.
 
-        Checkpoints of later steps are damaged: else the run would have continued from them.
+        Checkpoints after `final` are damaged: a run continues from its newest undamaged one.
         """
         old = self.out_dir / "old"
         folders = sorted(self.out_dir.glob(FOLDERS))
         kept = [folder for folder in folders if folder <= final][-self.keep :]
         for folder in folders:
             if folder not in kept:
-                # Renamed first, so that a kill leaves no half-removed checkpoint.
+                # The folder is renamed first, so that a kill leaves no half-removed checkpoint.
                 shutil.rmtree(old, ignore_errors=True)
                 folder.rename(old)
                 shutil.rmtree(old, ignore_errors=True)
@@ -253,7 +253,7 @@ def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
 
 def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Create the moments of an optimizer that has made no step."""
-    get_state_dict(module, optimizer)  # makes a step with learning rate 0, which must not count
+    get_state_dict(module, optimizer)  # makes a step with learning rate 0; `step` is reset below
     for moments in optimizer.state.values():
         moments["step"].zero_()
 
@@ -303,7 +303,7 @@ def _tensors_in(state) -> Iterator[Tensor]:
 
 
 def _placed(state, parts: Iterator[Tensor]):
-    """Nested dicts like `state`, whose tensors lie in `parts`, the pieces of a buffer."""
+    """Nested dicts like `state`, with each tensor in its own part of a buffer."""
     if isinstance(state, dict):
         return {key: _placed(value, parts) for key, value in state.items()}
     local = _local(state)
@@ -367,7 +367,8 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, An
     """Load a checkpoint into modules and optimizers. Any number of ranks may have written it.
 
     Returns: the content of state.json.
-    Raises: UserError if a tensor that is trained now is missing, or a weight is NaN or infinite.
+    Raises: UserError if the checkpoint lacks a tensor that this run trains, or holds a weight that
+        is NaN or infinite.
     """
     state = training_state(modules, optimizers)
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from support.run_folder import read_json
 
-# A run only appends lines to these files, but a restart drops the lines after its checkpoint.
+# A run only appends lines to these files. A restart drops the lines after the newest checkpoint.
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
 OF_MODEL = "checksums.json"  # in the folder of a model
@@ -85,9 +85,9 @@ def find_corruption(folder: Path) -> str:
 
 
 def find_damage(folder: Path) -> str:
-    """How the files of a model differ from their checksums; "" for no difference or no checksums.
+    """How the files of a model differ from their checksums; "" if there is no difference.
 
-    Added files are ignored."""
+    The result is also "" if the folder has no checksums. Added files are ignored."""
     path = folder / OF_MODEL
     if not path.exists():
         return ""
@@ -121,9 +121,10 @@ class LogChecksums:
         return sizes
 
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
-        """The content of logs.json for the logs up to these sizes, in bytes. Raises: OSError.
+        """The checksum of the beginning of each log, as the content of logs.json. Raises: OSError.
 
-        A size must not be smaller than in an earlier call.
+        Args: sizes: name of a log -> length of its beginning in bytes, which must not shrink from
+            call to call.
         """
         record = {}
         for name, size in sizes.items():
@@ -136,9 +137,9 @@ class LogChecksums:
 
 
 def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
-    """The names of logs whose lines up to a checkpoint have changed since it was written.
+    """The names of the logs that no longer match their checksums in a checkpoint.
 
-    Returns: the names; [] if there is no logs.json, as in checkpoints of older versions.
+    Returns: the names; [] for a checkpoint without logs.json, from an older version.
     Raises: UserError if a file cannot be read, or logs.json names a file that is not in LOGS."""
     path = checkpoint / "logs.json"
     if not path.is_file():

@@ -14,7 +14,7 @@ NAME = "code.diff"
 MAX_CHARACTERS = 1_000_000
 # left out of the diff: results and pages, on which no run depends
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
-# These options override git settings of the user that would change the format.
+# These options override git settings of the user that would change the format of the diff.
 DIFF = (
     "diff",
     "--no-ext-diff",
@@ -48,8 +48,9 @@ def git_commit() -> str | None:
 def code_diff() -> str:
     """How the code differs from its commit, as one text for `git apply`; "" if equal or git fails.
 
-    The text covers tracked files except RESULTS, and imported untracked Python files that git does
-    not ignore. A text of more than MAX_CHARACTERS is cut, and its last line says so.
+    The text covers tracked files except RESULTS. It also covers imported Python files that are not
+    tracked, if git does not ignore them. A text of more than MAX_CHARACTERS is cut, and its last
+    line says so.
     """
     parts = [_git(*DIFF, "HEAD", "--", ":/", *RESULTS) or ""]
     for path in _imported_untracked():
@@ -87,7 +88,7 @@ def changes_in(diff: str) -> dict[str, Change]:
 
 
 def _imported_untracked() -> list[str]:
-    """Untracked Python files inside the repository that are imported, as paths below ROOT."""
+    """Imported Python files below ROOT that git neither tracks nor ignores, as relative paths."""
     listed = _git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py") or ""
     paths = [path for path in listed.split("\0") if path]
     if not paths:  # the usual case; resolving the paths of all modules takes a second

@@ -1,4 +1,4 @@
-"""Finds the Echo Trap in rows of metrics.jsonl: regimes, signs of collapse and early stops.
+"""Detects the Echo Trap from rows of metrics.jsonl: regimes, signs of collapse and early stops.
 
 In the Echo Trap an agent repeats itself, and rewards inside a group stop varying. Source:
 https://arxiv.org/abs/2504.20073. Regimes and early stops are those of RAGEN-2,
@@ -18,7 +18,7 @@ PERIOD = 10
 # of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read their prompts,
 # and under 0.01 H(X) for models that did not.
 LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
-LOW_ENTROPY = 0.05  # nats per token; below it, entropy is low; p = (0.99, 0.01) has 0.056 nats
+LOW_ENTROPY = 0.05  # entropy is low below this, in nats per token; p = (0.99, 0.01) has 0.056
 LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first value
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
@@ -37,7 +37,7 @@ DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a ro
 
 
 def early_stop_reason(history: Sequence[dict]) -> str | None:
-    """Why a run should end after its last row; None if it should go on."""
+    """Why a run should end after the last row of metrics.jsonl; None if it should go on."""
     stds = _known_values(history, "in_group_reward_std")
     if len(stds) >= 2 * PERIOD and max(stds[-PERIOD:]) < STALE_STD_SHARE * fmean(stds[:PERIOD]):
         return (
@@ -53,7 +53,7 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 
 
 def new_warnings(history: Sequence[dict]) -> list[str]:
-    """Sentences about the signs of collapse that appear with the last row.
+    """A sentence for each sign of collapse that the last row has and the row before it has not.
 
     Most signs begin after success has fallen (studies/collapse/README.md).
     """
@@ -89,9 +89,9 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
         compressed  thoughts are certain and depend on the prompt
         collapsed   entropy and mutual information are low
 
-    The last measurement of first-turn thoughts decides. A measurement on a single prompt does not
-    count, because its mutual information is always 0. Without a measurement, the policy's entropy
-    and `_shows_trap` decide.
+    The last measurement of mutual information in first turns decides. A measurement on a single
+    prompt does not count, because its mutual information is always 0. If there is no measurement,
+    the policy's entropy and `_shows_trap` decide.
 
     Args: history: the rows before `row`. Returns: the regime; None if no entropy is known.
     """

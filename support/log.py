@@ -51,7 +51,7 @@ class Log:
             self.wandb = WandbLog(out_dir, len(history) + 1, config)
 
     def write(self, row: dict[str, float | str | None], samples: Sequence[Trajectory] = ()) -> None:
-        """Append the row of an iteration, and show some of its trajectories.
+        """Write the metrics of an iteration to all logs, and trajectories to TensorBoard and W&B.
 
         Raises: ValueError if a metric of the row is missing or unknown.
         """
@@ -61,7 +61,7 @@ class Log:
         with append_to(self.path) as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
-            os.fsync(file.fileno())  # a crash must not leave a checkpoint without its row
+            os.fsync(file.fileno())  # so that a crash leaves no checkpoint without its row
         self._show(row, samples)
 
     def close(self, exit_code: int = 0) -> None:

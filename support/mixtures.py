@@ -1,7 +1,7 @@
 """Parses mixtures and curricula of environments: env='A + 2*B' and env='A @50 > B'.
 
 A spec is the text of one environment with its options, such as frozenlake:size=5. A spec that
-contains one of SIGNS must stand in quotes: env="'/my games/doors.py:Doors' + B".
+contains a separator (SIGNS) must stand in quotes: env="'/my games/doors.py:Doors' + B".
 """
 
 from configurator import UserError
@@ -38,8 +38,8 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
     Returns:
         spec -> probability.
     Raises:
-        UserError: an @N is missing, superfluous or not rising, a part is empty, a weight is 0, a
-            path needs quotes, or `make_env` refuses an environment.
+        UserError if an @N is missing, superfluous or not rising, if an environment is missing or
+            refused by `make_env`, if a weight is 0, or if a path needs quotes.
     >>> mixture_at("frozenlake @50 > sokoban + 3*bandit", 50)
     {'sokoban': 0.25, 'bandit': 0.75}
     """
@@ -60,8 +60,9 @@ def env_specs(*texts: str) -> tuple[str, ...]:
 
 
 def specs_that_run_programs(text: str) -> list[str]:
-    """The specs in a curriculum that can run programs or read files. No environment is built.
+    """The specs of environments that can run programs or read files. No environment is built.
 
+    Args: text: a curriculum, or "".
     Raises: UserError for an unknown environment or an illegal weight.
     """
     found = []

@@ -83,7 +83,7 @@ def download(name: str) -> str:
     The hub is asked once, without the retries of transformers.
     Raises: UserError if the model is not in the cache and cannot be downloaded.
     """
-    from huggingface_hub import snapshot_download  # takes half a second
+    from huggingface_hub import snapshot_download  # this import takes half a second
 
     if os.environ.get("RANK", "0") == "0":
         print(f"model={name!r}: asking the Hugging Face hub", file=sys.stderr, flush=True)
@@ -140,7 +140,10 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a model. Raises: UserError if it or its model type cannot be used."""
+    """Read the config.json of a model.
+
+    Raises: UserError if the file cannot be read, or if its model_type is not supported.
+    """
     described = _read_object(folder / "config.json", f"model={str(folder)!r}")
     check_model_type(str(folder), str(described.get("model_type")))
     return described
@@ -260,6 +263,6 @@ def _read_shapes(path: Path, given: str) -> dict[str, list[int]]:
 
 
 def summary(error: BaseException) -> str:
-    """The type of an error, and the first three lines of its message."""
+    """The type of an error, and the first three lines of its message, at most 300 characters."""
     lines = str(error).split("\n")[:3]
     return f"{type(error).__name__}: {' '.join(lines)[:300]}"

@@ -195,8 +195,8 @@ def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
     """Compute mutual information, entropies and retrieval.
 
     Mutual information and entropies use the mean log-prob of a thought's tokens, as in RAGEN-2.
-    Metrics with _seq use the log-prob of the whole thought. Only mi_seq is a true mutual
-    information.
+    Those with _seq in their name use the log-prob of the whole thought. Only mi_seq is a true
+    mutual information.
 
     Returns: metric name without _first or _sampled -> value; docs/metrics.md explains them.
     >>> logprobs = torch.tensor([[0.0, -99.0], [-99.0, 0.0]])

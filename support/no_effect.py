@@ -3,11 +3,12 @@
     these settings have no effect: clip_high: an iteration makes one optimizer step, and ...
     these settings have no effect: seed, temperature: eval.py does not use them
 
-train.py and other commands print such a line. Otherwise a user may conclude that a setting does not
-help.
+train.py and other commands print such a line. Without it, a user may conclude that a setting does
+not help.
 
 train.py names settings that have no effect because of other settings. Overlays (files in subfolders
-of config/) are made for many experiments, so train.py names only their METHOD_SWITCHES.
+of config/) are made for many experiments. So train.py names a setting of an overlay only if the
+setting switches a method on (METHOD_SWITCHES).
 
 Other commands name settings from the command line that they do not use. tools.sft also names
 settings from the command line that have no effect because of other settings. These commands name no
@@ -52,8 +53,9 @@ def warn_inert(config: Config, sources: dict[str, str]) -> str:
 
 
 def given_settings(sources: dict[str, str]) -> list[str]:
-    """The settings from the command line and from files that are no overlays, and METHOD_SWITCHES
-    from any file."""
+    """The names of the settings from the command line and from files.
+
+    Of the settings in overlays, only METHOD_SWITCHES count."""
     given = []
     for name, source in sources.items():
         if source == "default":
@@ -145,7 +147,7 @@ def _estimator(config: Config) -> Iterator[Reason]:
         return
     yield "gamma", f"{estimator} does not discount tokens"
     if config.turn_level or config.state_weight:
-        return  # then turn_gamma discounts turns
+        return  # because turn_gamma discounts turns
     reason = f"{estimator} does not discount turns unless turn_level or state_weight is set"
     yield "turn_gamma", reason
     if config.reward_norm_over == "group":

@@ -18,9 +18,10 @@ from envs import EVAL_SEED, Env, make_env, missing_method, show
 from support.threads import call_all
 from support.time_limit import EnvError, call_with_timeout
 
-# Builds to compare. With two equally likely variants, 4 builds differ in 7 of 8 cases.
+# An environment is built NUM_BUILDS times, and the builds must be equal. If a build is one of two
+# equally likely variants, 4 builds reveal this in 7 of 8 cases.
 NUM_BUILDS = 4
-NUM_GAMES = 3  # evaluation games to try
+NUM_GAMES = 3  # evaluation games to try, until one of them can be played
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # CUDA version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
 MIN_DRIVERS = {"12": 525, "13": 580}
@@ -108,9 +109,9 @@ def free_cpu_memory() -> int:
 # ---------- environments
 
 
-@lru_cache(maxsize=256)  # command lines are read twice
+@lru_cache(maxsize=256)  # a script reads its command line twice, see `run_main`
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
-    """Start an evaluation game in several builds of an environment, and try an action in one build.
+    """Build an environment several times, start a game in each build, and try an action in one.
 
     An environment must not draw random numbers when it is built. Otherwise the members of a group
     would play different games. `python -m tools.check_env` checks more.

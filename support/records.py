@@ -43,7 +43,7 @@ TURN = {  # the shape of a turn, see support/json_shapes.py
     "advantage": (float, ...),
     "value": (float, ...),
 }
-TRAJECTORY = {  # the shape of a line
+TRAJECTORY = {  # the shape of a line in a file of trajectories
     "env": str,
     "seed": [int],
     "split": (str, ...),
@@ -90,7 +90,7 @@ def why_ended(status: str, last: Mapping) -> str:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """A trajectory as text: its dialogue, false statements, cut-offs, rewards and end."""
+    """A trajectory as text: dialogue, false sentences in thoughts, cut-offs, rewards and end."""
     parts = [trajectory.env]
     for turn in trajectory.turns:
         parts += [turn.observation, turn.text]
@@ -159,7 +159,8 @@ def note_filter(
 ) -> None:
     """Store in each trajectory the filter's value of its group, and whether the group was kept.
 
-    Args: values: (P,), by which the filter ranked groups; groups: indices of the kept groups."""
+    Args: values: (P,), one for each group; the filter ranked groups by them; groups: indices of the
+        kept groups."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
         group = index // group_size
@@ -182,9 +183,9 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 
 
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
-    """Write a line for each trajectory, with the name and the entropy of its row.
+    """Write a line for each trajectory, with the name and the entropy of its `Scores`.
 
-    Args: rows: name -> `Scores`. The names are policies or players, in a run environments."""
+    Args: rows: name -> `Scores`. eval.py names a policy or a player, train.py an environment."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}
@@ -208,7 +209,8 @@ def read_records(path: str | Path, shape: dict) -> list[dict]:
     """Read the lines of a file of trajectories.
 
     Args: shape: of a line, see support/json_shapes.py.
-    Raises: UserError if a line has another shape, an empty seed or no turns, or if no line exists.
+    Raises: UserError if a line has another shape, an empty seed or no turns. UserError if the file
+        has no line.
     """
     records = []
     for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):

@@ -15,7 +15,7 @@ from support.records import write_jsonl
 from support.run_folder import read_text, write_atomically
 from support.scores import Scores, budget_notes, score_table
 
-# The metrics in the line of an iteration -> width and digits.
+# The printed line of an iteration: metric -> width and digits of its value.
 PRINTED = {
     "reward": "5.2",
     "success": "4.2",
@@ -43,7 +43,7 @@ EVAL_KEYS = (  # metrics of an evaluation; metrics.jsonl names them eval_NAME
     "cut_frac",
     "cut_by_context_frac",
 )
-SHOWN_REPORT = 100_000  # characters of scores.md
+SHOWN_REPORT = 100_000  # most characters of scores.md that are printed
 NEXT_STEPS = """
 next steps, for example:
   python -m tools.view {run}    # a page with every turn; --panel: curves that warn of a collapse
@@ -121,7 +121,7 @@ def write_report(
             successes[env][name] = wins
     text = "\n".join(texts)
     write_atomically(out_dir / "scores.json", json.dumps(successes) + "\n")
-    write_atomically(out_dir / "scores.md", text)  # last: it marks the run as finished
+    write_atomically(out_dir / "scores.md", text)  # last: scores.md marks the run as finished
     print(f"\n{text}")
     files = sorted(path.name for path in out_dir.iterdir() if path.name != "lock")
     print(f"wrote {out_dir}/: {', '.join(files)}; policy and best are Hugging Face folders")
@@ -136,7 +136,10 @@ def remove_final_outputs(out_dir: Path) -> None:
 
 
 def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | None) -> bool:
-    """Print the report of a finished run, and how to continue. Returns: whether it is finished."""
+    """If a run is finished, print its report and how to continue.
+
+    Returns: whether the run is finished.
+    """
     report = Path(config.out_dir, "scores.md")
     out_of_iterations = num_rows >= config.num_iterations
     if not report.is_file() or not (early_stop_reason or out_of_iterations):
@@ -146,8 +149,8 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
         options.append("--num_iterations=N")
     if early_stop_reason:
         options.append("--early_stop=False")
-    # Another early_stop needs --take_config. So does another num_iterations if final_lr is not 1,
-    # because it changes the learning rates.
+    # A change of early_stop needs --take_config. A change of num_iterations needs --take_config if
+    # final_lr is not 1, because num_iterations then sets the learning rates.
     if early_stop_reason or config.final_lr != 1:
         options.append("--take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""
@@ -165,6 +168,6 @@ def next_steps_hint(config: Config) -> str:
     env = ""
     for key in ("env", "eval_env"):
         value = getattr(config, key)
-        if specs_that_run_programs(value):  # eval.py takes these from the command line only
+        if specs_that_run_programs(value):  # eval.py refuses such a value from the folder of a run
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

@@ -56,7 +56,7 @@ HISTORY_ROW = {  # metrics to check when a run continues; shapes as in support/j
     "mi_bound_first": NUMBER,
     "mi_seq_first": NUMBER,
     "conditional_entropy_first": NUMBER,
-    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # not in old rows
+    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # not in rows of older versions
 }
 
 
@@ -109,11 +109,11 @@ class Run:
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        # Evaluations up to this iteration had other prompts or rules.
+        # Evaluations up to this iteration had other prompts or rules than now.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def report_if_finished(self) -> bool:
-        """Print the report of a run that is already finished. Returns: whether it is finished."""
+        """If the run is finished, print its report. Returns: whether the run is finished."""
         if not self.saved:
             return False
         reason = self._early_stop_reason(self.history)
@@ -170,7 +170,7 @@ class Run:
     # ---------- the loop
 
     def should_continue(self) -> bool:
-        """Whether the run is neither complete nor interrupted."""
+        """False if the run is complete or was interrupted, else True."""
         return not self.stop_requested and not self._is_over(self.history)
 
     def evaluation_due(self, row: dict) -> bool:
@@ -181,7 +181,7 @@ class Run:
     def add(
         self, row: dict, trajectories: list[Trajectory], scores: dict[str, Scores] | None
     ) -> None:
-        """Record an iteration: its row, its warnings and, if due, samples, best/ and a checkpoint.
+        """Record an iteration: metrics, warnings and, if due, samples, best/ and a checkpoint.
 
         Args: scores: environment -> scores; None if the iteration was not evaluated."""
         config = self.config
@@ -221,8 +221,8 @@ class Run:
     def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
         """Whether to write trajectories of this iteration.
 
-        The limit of trajectories.jsonl grows with the iterations up to MAX_SAMPLE_BYTES. So a long
-        run is recorded up to its end."""
+        The size limit of trajectories.jsonl grows with the iterations up to MAX_SAMPLE_BYTES. So a
+        long run is recorded up to its end."""
         config = self.config
         step = self.learner.step
         if not config.sample_every:
@@ -309,9 +309,9 @@ def describe(config: Config, sources: dict[str, str]) -> str:
 
 
 def check_lost_checkpoints(out_dir: Path) -> None:
-    """Print that a run with metrics but no checkpoint begins again.
+    """Print that the run begins again if its folder holds metrics but no checkpoint.
 
-    Raises: UserError for a finished run, which holds rows of metrics and policy/."""
+    Raises: UserError if the folder also holds policy/, as after a finished run."""
     metrics = out_dir / "metrics.jsonl"
     if not metrics.is_file() or not metrics.stat().st_size:
         return
@@ -376,9 +376,9 @@ def is_due(every: int, step: int) -> bool:
 
 
 def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
-    """The success of the policy in best/, which a later policy must exceed to replace it.
+    """The success of the policy in best/. A later policy with a higher success replaces it.
 
-    Args: history: the rows of metrics, without evaluations that cannot be compared.
+    Args: history: rows of metrics.jsonl, without successes of evaluations under other rules.
     Returns: the success, -1 if `history` has none or best/ is lost; a sentence if best/ is
         lost, else ""."""
     known = {}
@@ -396,6 +396,6 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # The success of best/ may be unknown: older versions did not store its iteration. And after a
-    # crash, the run may repeat this iteration, which then has no row yet.
+    # best/ has no known success if an older version did not store its iteration, or if a
+    # restart dropped the row of this iteration. Then the highest known success counts.
     return known.get(step, max(known.values())), ""

@@ -43,8 +43,9 @@ MAY_CHANGE_ON_RESUME = (
 FORMER_SETTINGS = ("num_samples",)  # settings that only older runs have
 RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 
-# Settings of MAY_CHANGE_ON_RESUME that change training, unless another setting prevents it.
-# setting -> (the other setting, its value that prevents the change)
+# Exceptions to MAY_CHANGE_ON_RESUME. If final_lr is not 1, num_iterations changes the learning
+# rates. If early_stop is True, eval_every changes when a run stops.
+# setting -> (the other setting, its value with which the setting may change)
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
 # Files that train.py and tools.sft open in the folder of a run. Both commands refuse links with
@@ -63,7 +64,7 @@ OPENED_FILES = (
     "wandb_id",
     "view.html",
 )
-MODELS = ("model", "model-[0-9]*")  # glob patterns for folders of tools.sft
+MODELS = ("model", "model-[0-9]*")  # glob patterns for the models that tools.sft writes
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
@@ -79,10 +80,11 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
     """Check that a run with these settings may use its out_dir.
 
     Args:
-        accept_changes: True to continue a run with other settings than those of `config`.
+        accept_changes: True if the run in out_dir may have other settings than `config`.
         flag: the command-line option that accepts changes, for the message; "" for none.
-    Raises: UserError if out_dir cannot be a folder that the run may write, or if it holds files but
-        no run, a link in place of a run's file, or a run of another command or with other settings.
+    Raises: UserError if out_dir cannot be a folder or cannot be written. UserError if out_dir holds
+        files but no run, a link in place of a file of the run, a run of another command, or a run
+        with other settings.
     """
     out_dir = Path(config.out_dir)
     try:
@@ -287,7 +289,7 @@ def append_to(path: Path) -> IO[str]:
 
     Raises: UserError if `path` is a link, or not a regular file. OSError if it cannot be opened.
     """
-    # O_NONBLOCK: a device may block open().
+    # O_NONBLOCK, because the opening of a device may block.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o666)
@@ -393,7 +395,7 @@ def read_json(path: Path, shape: Any) -> Any:
 
 
 def read_rows(path: Path, last_step: float = math.inf, shape: dict | None = None) -> list[dict]:
-    """The rows of a JSON-lines file up to a step; [] if there is no file.
+    """The rows of a JSON-lines file up to iteration `last_step`; [] if there is no file.
 
     A last line without a line break is left out, because a crash cut it off.
     Args: shape: of each row.

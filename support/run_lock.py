@@ -98,8 +98,8 @@ def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
 class Interruption:
     """A context that handles SIGTERM, SIGUSR1 and Ctrl-C.
 
-    After a signal the current iteration has `grace_s` seconds to end. Then the process exits with
-    EXIT_INTERRUPTED, even inside an iteration. A later Ctrl-C exits at once.
+    After a signal the current iteration has `grace_s` seconds to end. If it takes longer, the
+    process exits inside the iteration, with EXIT_INTERRUPTED. A later Ctrl-C exits at once.
     """
 
     def __init__(self, grace_s: float):
@@ -120,7 +120,7 @@ class Interruption:
     def requested(self) -> bool:
         """Whether any rank received a signal. All ranks must call this function.
 
-        After a signal, the timer is stopped, because saving may take longer than `grace_s`.
+        If so, this function also stops the timer, because saving may take longer than `grace_s`.
         """
         received = torch.tensor(float(self.timer is not None))
         parallel.all_reduce_sum(received)

@@ -19,7 +19,7 @@ from support.run_folder import write_atomically
 from support.seed_groups import pool_seeds
 from support.statistics import difference_interval, pass_at_k, percent, rate_interval
 
-# Metrics in the columns after success and pass@k -> heading.
+# The columns of the table after success and pass@k: metric -> heading.
 COLUMNS = {
     "reward": "reward",
     "num_turns": "turns",
@@ -53,7 +53,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     pass@k is a mean over prompts. Let n be the smallest number of samples of a prompt. Then k is
     2, 4, 8, ... up to n, and n itself if n > 1."""
     successes = successes_by_prompt(trajectories)
-    samples = min(len(won) for won in successes.values())  # may differ in a replay
+    samples = min(len(won) for won in successes.values())  # unequal numbers only in a replay
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
     metrics["error_frac"] = num_errors / len(trajectories)
@@ -75,7 +75,10 @@ def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, .
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute the metrics of support/metrics.py that are means over trajectories or their parts."""
+    """Compute the metrics of support/metrics.py that are means over trajectories or turns.
+
+    One of them, thought_true_frac, is a mean over the checked sentences of thoughts.
+    """
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
     num_turns = len(records)
@@ -163,11 +166,11 @@ def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
 def differences(
     rows: dict[str, Scores], reference: str, folders: dict[str, str] | None = None
 ) -> str:
-    """The success of each row minus that of a reference row of its environment, paired by prompt.
+    """The success of each row minus that of a reference row in the same environment.
 
-    Each line is in %, with a 95 % interval (`statistics.difference_interval`). Models whose runs
-    differ only in the seed get another line, for all seeds together. The last lines say which
-    models cannot be pooled, and why.
+    The rows are paired by prompt. Each line is in %, with a 95 % interval
+    (`statistics.difference_interval`). Models whose runs differ only in the seed get one more line,
+    for all seeds together. The last lines say which models are not such seeds, and why.
 
     Args: reference: the beginning of a row's name, with or without the environment before it;
         folders: a row's name -> folder of its model, if the two differ.

@@ -1,4 +1,8 @@
-"""Groups runs into methods: runs of one method differ only in the seed and in WITHOUT_EFFECT."""
+"""Groups runs into methods.
+
+Runs of one method differ only in the seed, and in settings that do not change training
+(WITHOUT_EFFECT).
+"""
 
 from configurator import Config, UserError
 
@@ -73,7 +77,10 @@ def earlier_without_seed(earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
 
 
 def settings_of_model(folder: str) -> Config | None:
-    """The settings of the run that trained a model; None if the run has no config.json."""
+    """The settings of the run that trained a model.
+
+    Returns: None if the run has no config.json, or the config.json of another program.
+    """
     try:
         return load_saved(Path(folder).parent / "config.json")
     except UserError:  # missing, or the config.json of another program

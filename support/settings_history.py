@@ -1,12 +1,12 @@
 """The settings that a run had before they were changed with --take_config=True.
 
-config.json of a run holds its present settings. Its list "earlier" holds the settings of earlier
-iterations:
+config.json of a run holds its present settings. The list "earlier" in config.json holds the
+settings of earlier iterations:
 
     [{"until": 4, "config": {...}}, ...]    settings of iterations 1 to 4, and so on
 
-Runs with different earlier settings do not count as seeds of one method. Changes that need no
---take_config are not in the list, because they do not change training (support/run_folder.py).
+Runs with different earlier settings do not count as seeds of one method. The list leaves out
+changes that need no --take_config, because they do not change training (support/run_folder.py).
 """
 
 from configurator import Config

@@ -1,11 +1,13 @@
 """Statistics of success rates: intervals over seeds and instances, paired differences, pass@k.
 
-The intervals are for the mean over all seeds and all instances that could have been drawn. The
-error of a measured mean has two parts, from the choice of instances and from the choice of seeds.
-The half-width of the second part uses quantiles of Student's t. `rate_interval`,
-`difference_interval` and `mean_over_seeds` add the squares of the two half-widths (the method MOVER
-of Zou and Donner, https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the choice of
-instances. tests/test_statistics.py simulates how often the intervals contain the true value.
+A seed is one training run. An instance is one start of a game, such as a map. The intervals are for
+the mean over all seeds and all instances that could have been drawn. The error of a measured mean
+has two parts, from the choice of instances and from the choice of seeds. The half-width of the
+second part uses quantiles of Student's t. `rate_interval`, `difference_interval` and
+`mean_over_seeds` add the squares of the two half-widths (the method MOVER of Zou and Donner,
+https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the choice of instances.
+
+tests/test_statistics.py simulates how often the intervals contain the true value.
 """
 
 import math
@@ -58,8 +60,8 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # The error is that of num_games independent games. num_games is above n if the rates of the
-    # instances vary less than the results of single games.
+    # The mean of the n rates is as exact as the mean of num_games independent games. num_games is
+    # above n if the rates of instances vary less than the results of single games.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -70,8 +72,8 @@ def rate_interval(wins: ndarray) -> Interval:
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
     """`rate_interval` of S seeds if only their rates are known. Each seed plays each prompt once.
 
-    The function assumes that a seed solves all prompts that seeds with lower rates solve. No other
-    assumption gives a wider interval.
+    The function assumes that a seed solves all prompts that seeds with lower rates solve. This
+    assumption gives the widest interval.
 
     Args:
         rates: (..., S) success rates.
@@ -125,8 +127,8 @@ def seed_interval(rates: ndarray) -> Interval:
 def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
     """Variance over instances of the mean score of all seeds, (...,).
 
-    Two instances are added, one with the lowest score and one with 1. Otherwise the variance would
-    be too small if few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
+    Two instances are added, one with the lowest score and one with 1. Without them, the variance is
+    too small if few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
     confidence interval for a difference of binomial proportions based on paired data", 2012.
     """
     means = scores.mean(-2)  # (..., n)

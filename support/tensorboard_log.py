@@ -22,8 +22,8 @@ class Board:
     After an error, the run goes on without TensorBoard.
 
     Args:
-        first_step: the first iteration of this file. TensorBoard drops this and later iterations
-            of older files.
+        first_step: the first iteration of this file. From this iteration on, TensorBoard ignores
+            older files.
         config: the settings for the tabs HPARAMS and TEXT."""
 
     def __init__(self, folder: Path, first_step: int, config: Config):

@@ -34,9 +34,11 @@ def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Co
     A sys.exit(0) inside main, a closed output pipe and a too long path count as UserErrors. Ctrl-C
     becomes one line. Other errors show their traceback.
 
-    With -h, --help or --help=KEY, the function prints the help and ends the process. A script with
-    slow imports calls this function twice: before these imports, with a function that reads the
-    command line, and in its last line. The first call answers --help, so only it needs `kind`.
+    With -h, --help or --help=KEY, the function prints the help and ends the process.
+
+    A script with slow imports calls this function twice. The first call, before these imports, only
+    reads the command line. The second call, in the last line of the script, does the work. The
+    first call answers --help, so the second call needs no `kind`.
 
     Args: kind: the class of the settings that the help lists; None for a script without settings.
     """
@@ -62,7 +64,7 @@ def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Co
 
 
 def refuse_arguments(argv: Sequence[str]) -> None:
-    """Read the command line of a script that takes no arguments. Raises: UserError for any."""
+    """Read the command line of a script without arguments. Raises: UserError if there are any."""
     if argv:
         raise UserError(f"expected no arguments, got {' '.join(argv)}")
 

@@ -74,7 +74,7 @@ class Result:
         return True  # `get` raises it in the thread that waits for the result
 
     def get(self) -> Any:
-        """The value. Raises: the error of the call."""
+        """What the call returned. Raises: the error that the call raised."""
         if self.error:
             raise self.error
         return self.value

@@ -1,9 +1,9 @@
 """Time limits for calls of an environment's code, which may raise anything or never return.
 
-For a call in the main thread, a watchdog sends a signal when the time is over, and the handler of
-the signal raises TimeUp. The signal is SIGURG, so an environment can still use SIGALRM. Python
-cannot interrupt other threads. So a call from another thread runs in a new thread, which is
-abandoned when the time is over.
+For a call in the main thread, a watchdog thread sends a signal when the time is over. The handler
+of the signal raises TimeUp. The signal is SIGURG, so an environment can still use SIGALRM. Python
+cannot interrupt threads other than the main thread. So a call from another thread runs in a new
+thread, which is abandoned when the time is over.
 """
 
 from configurator import describe_error
@@ -42,12 +42,12 @@ class TimeUp(BaseException):
 
 
 def time_out(limit_s: float) -> str:
-    """The error of a call that exceeded its time limit."""
+    """The error text of a call that exceeded its time limit."""
     return f"{TIME_OUT} {limit_s:g} s"
 
 
 def is_time_out(error: str | None) -> bool:
-    """Whether `time_out` made the error of a trajectory."""
+    """Whether the error text of a trajectory comes from `time_out`."""
     return error is not None and error.startswith(TIME_OUT)
 
 
@@ -74,7 +74,7 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
     """Yield the items of an iterator, with a time limit.
 
-    Setting a limit takes longer than making one item. So the limit is for a batch of items, which
+    Setting a limit takes longer than making one item. So the limit is for a batch of items. A batch
     ends with the first item after CHUNK_S seconds.
     Raises: EnvError if a batch exceeds the limit, or what the iterator raises."""
 
@@ -112,7 +112,7 @@ class TimeLimit:
     def __init__(self, limit_s: float):
         self.limit_s = limit_s
         self.ends_at = time.monotonic() + limit_s
-        self.rings_at = self.ends_at  # the next signal
+        self.rings_at = self.ends_at  # time of the next signal
         self.has_rung = False
         self.handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
@@ -154,7 +154,7 @@ def _raise_time_up(*_) -> None:
 class Watchdog:
     """A thread that sends RING to the main thread whenever an active time limit is over.
 
-    The watchdog takes no lock, because TimeUp may end the main thread's code inside the lock."""
+    The watchdog shares no lock with the main thread: TimeUp may end code that holds a lock."""
 
     def __init__(self):
         self.thread: threading.Thread | None = None
@@ -200,7 +200,7 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
         KeyboardInterrupt is raised unchanged."""
     try:
         return limit_time(limit_s, call, *args, **options)
-    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp: of an outer call
+    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp comes from an outer call
         raise
     except BaseException as error:
         raise EnvError(describe_error(error)) from error

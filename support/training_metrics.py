@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Timer:
-    """Wall time and CPU time of a part of an iteration, seconds."""
+    """Wall time and CPU time of a part of an iteration, in seconds."""
 
     def __init__(self):
         self.wall_start = time.perf_counter()
@@ -41,9 +41,10 @@ def iteration_metrics(
 ) -> dict:
     """The metrics of an iteration, without those of `train.update`, collapse and evaluation.
 
-    Args: sampled: all trajectories; trajectories: those of groups without an error; stats: of the
-        scores of these groups; num_kept: how many of `trajectories` the filter kept.
-    Returns: a value for each of `metric_names`; None for those that are left out."""
+    Args: sampled: all trajectories; trajectories: those of groups without an error; stats:
+        statistics of the scores in these groups; num_kept: how many of `trajectories` the filter
+        kept.
+    Returns: a value for each of `metric_names`; None for the metrics that the caller adds."""
     config = learner.config
     num_errors = sum(trajectory.status == "error" for trajectory in sampled)
     successes = torch.tensor([float(trajectory.success) for trajectory in trajectories])  # (B,)
@@ -93,8 +94,8 @@ def mean_over_steps(steps: Sequence[dict[str, float]], num_tokens: int) -> dict[
     """Average the metrics over all optimizer steps of an iteration.
 
     Sums over tokens become means over the response tokens of all steps. Gradient norms are means
-    over steps. logprob_diff_* are from the first step, because engine and trainer have the same
-    weights only in its forward pass.
+    over steps. logprob_diff_* are from the first step: before it, engine and trainer have the same
+    weights.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, num_tokens=8)
     {'entropy': 0.5, 'grad_norm': 1.5}

@@ -91,7 +91,7 @@ class WandbLog:
             self._end(error)
 
     def close(self, exit_code: int = 0) -> None:
-        """End the W&B run. Args: exit_code: 0 for a complete run, whose page is then sent."""
+        """End the W&B run. Args: exit_code: 0 for a complete run; its page is then sent to W&B."""
         if not self.run:
             return
         try:
@@ -108,8 +108,9 @@ class WandbLog:
         reason = printable(" ".join(str(error).split()))
         print(f"W&B gets no more data ({reason}); metrics.jsonl has all metrics", flush=True)
         self.run = None
-        # At exit, wandb calls its own process, and prints a traceback if that process was killed.
-        # Functions of atexit run in reverse order, so `_tear_down` runs before this call.
+        # At exit, wandb calls its background process, and prints a traceback if that process was
+        # killed. `_tear_down` makes this call first, and hides the error. It comes first because
+        # functions of atexit run in reverse order.
         atexit.register(self._tear_down)
 
     def _tear_down(self) -> None:
