@@ -27,7 +27,10 @@ LARGE_CACHE = 10**9  # bytes; the engine prints the size of a larger cache
 
 
 class _Request(NamedTuple):
-    """A request that waits for the next step or a free row. `Engine.add` describes the fields."""
+    """A request that waits for the next step, or for a free row of the KV cache.
+
+    `Engine.add` describes the fields.
+    """
 
     key: int
     ids: list[int]
@@ -41,7 +44,7 @@ class _Response:
     """A response that is not finished yet."""
 
     temperature: float
-    noise: list[float]  # max_tokens numbers, uniform in [0, 1); number i samples token i
+    noise: list[float]  # max_tokens numbers, uniform in [0, 1); number i decides token i
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -69,19 +72,21 @@ class TorchEngine:
     computes only its new tokens. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
-        row 1   prompt response                        waits; its sampled token is dropped
+        row 1   prompt response                        waits for its environment
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories)
 
     The cache grows with the number of trajectories, up to max_running rows or half of the free
     memory. Further trajectories wait for a free row.
 
-    The last token of a history has no keys and values yet: it is the input of the next decode step.
+    The last token of a trajectory has no keys and values yet: it is the input of the next decode
+    step.
 
     The rows in use are the first rows of the cache, so a decode step works on contiguous views.
     When a row is released, the last row in use moves into its place. Trajectories of a group have
     the same first prompt. One row computes the keys and values of the prompt, and the other rows
     copy them.
+
     `Engine` in engine.py describes the methods.
     """
 
@@ -234,7 +239,7 @@ class TorchEngine:
         """Move requests from `waiting` to rows while rows are free.
 
         Returns: the tokens to prefill, and the prompts to copy from other rows. Both leave out the
-            last token of a history, because the decode step computes it.
+            last token of a trajectory, because the decode step computes it.
         """
         prefills = []
         copies = []
@@ -319,8 +324,8 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
         temperature: (N,); 0 takes the most probable token.
         noise: (N,), uniform in [0, 1).
 
-    Returns: tokens (N,) int64 and their log-probs (N,), nats; at temperature 0 under
-        softmax(logits).
+    Returns: tokens (N,) int64 and their log-probs (N,), nats. For log-probs, temperature 0 counts
+        as 1.
     """
     temperature = temperature[:, None]
     logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (N, V)

@@ -10,7 +10,7 @@
 
 The page, GIF or plot (PNG and PDF) is written into the folder of the first run, or beside a file of
 trajectories. The page is one HTML file and needs no network. Its address in the browser names the
-trajectory, the turn and the filters, so the address links to what the browser shows.
+trajectory, the turn and the filters. A copy of this address opens the same view.
 """
 
 from configurator import UserError
@@ -209,7 +209,7 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return sizes and times of each run's files, to notice new records; [] without records."""
+    """Return the sizes and times of each run's files; [] without records. New records change them."""
     states = {}
     for run in runs:
         files = [run / name for name in (*STAGES, "metrics.jsonl", "scores.json")]

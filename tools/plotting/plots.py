@@ -72,7 +72,7 @@ def draw_metric(axes: Axes, metric: str, curves: Curves, looks: dict[str, dict])
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """Group curves by the environment that begins their label, and remove this word."""
+    """Group curves by environment, the first word of their label, and remove this word from it."""
     columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
@@ -113,8 +113,8 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % intervals over prompts and seeds of I evaluations: lower and upper ends (I,).
 
-    An interval is `rate_interval` if the solved prompts are known. Otherwise it is
-    `interval_of_rates`, which is at least as wide. It is NaN if a seed has no rate.
+    `rate_interval` gives the interval if the solved prompts are known. `interval_of_rates` gives
+    the other intervals, which are at least as wide. An interval is NaN if a seed has no rate.
 
     Args:
         rates: success rates of S seeds, (S, I).
@@ -134,7 +134,7 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw the players with equal success in all curves. Returns: their labels."""
+    """Draw the players whose success is equal in all curves. Returns: the labels of the players."""
     players = []
     for rows in curves.values():
         wins = {name: games[0] for name, games in wins_of_run(rows).items()}

@@ -76,7 +76,7 @@ class Label(NamedTuple):
 
 @contextmanager
 def picture(*paths: Path, width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure of a size in inches, then write it to the paths, as PNG or PDF."""
+    """Yield a figure, then write it to the paths as PNG or PDF. Width and height are in inches."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
@@ -184,11 +184,10 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def spread(heights: Sequence[float], gap: float, highest: float = math.inf) -> list[float]:
-    """Move ascending heights as little as possible.
+    """Move ascending heights apart, as little as possible.
 
-    Afterwards neighbours are at least `gap` apart, and no height is above `highest`.
-
-    The method is isotonic regression (pool adjacent violators).
+    Afterwards neighbours are at least `gap` apart, and no height is above `highest`. The method is
+    isotonic regression (pool adjacent violators).
 
     >>> spread([10.0, 73.0, 77.0], gap=5.0)
     [10.0, 72.5, 77.5]

@@ -138,7 +138,7 @@ def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
 
 
 def read_file(path: Path) -> list[tuple[dict, str | None]]:
-    """Return the trajectories of a file, each with its policy's name, or None for training.
+    """Return the trajectories of a file, each with its policy's name, or None if it is of training.
 
     Raises: UserError if a line is no trajectory, or if there is none."""
     shape = {"policy": (str, ...), "step": (int, ...), "group": (int, ...), **TRAJECTORY}
@@ -266,8 +266,8 @@ def name_outcome(status: str, out_of_actions: bool | None) -> str:
 
 
 def number_prompt(record: dict, trajectory: dict, prompt_ids: dict[tuple, int]) -> int:
-    """Number prompts: trajectories with the same iteration and start share a number, also across
-    runs."""
+    """Return the number of a trajectory's prompt. Trajectories with the same iteration and start
+    share a number, also across runs."""
     first = trajectory["turns"][0]
     start = (trajectory["env"], first["board"], first["text"], *record["seed"])
     key = (record.get("step"), *start)
