@@ -113,7 +113,7 @@ class TorchEngine:
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # unfinished responses, by trajectory
-        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> trajectory with it
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> first trajectory
         self.waiting: list[_Request] = []
 
     @property
@@ -190,7 +190,7 @@ class TorchEngine:
         return num_numbers * self.dtype.itemsize
 
     def _rows_that_fit(self) -> int:
-        """Return how many rows CACHE_SHARE of the free memory holds, at least 1.
+        """Return how many rows fit into the fraction CACHE_SHARE of the free memory, at least 1.
 
         Raises: RuntimeError if the free memory does not hold one row."""
         if self._row_bytes() > self.free_bytes:
@@ -236,10 +236,11 @@ class TorchEngine:
         self.cache = cache
 
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
-        """Move requests from `waiting` to rows while rows are free.
+        """Start the waiting requests whose trajectory has a row of the cache, or gets a free one.
 
-        Returns: the tokens to prefill, and the prompts to copy from other rows. Both leave out the
-            last token of a trajectory, because the decode step computes it.
+        The last token of a trajectory is neither prefilled nor copied: the decode step computes it.
+
+        Returns: the tokens to prefill, and the prompts to copy from other rows.
         """
         prefills = []
         copies = []
@@ -321,11 +322,10 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
 
     Args:
         logits: (N, V) float32.
-        temperature: (N,); 0 takes the most probable token.
+        temperature: (N,); 0 takes the most probable token and gives its log-prob at temperature 1.
         noise: (N,), uniform in [0, 1).
 
-    Returns: tokens (N,) int64 and their log-probs (N,), nats. For log-probs, temperature 0 counts
-        as 1.
+    Returns: tokens (N,) int64 and their log-probs (N,), nats.
     """
     temperature = temperature[:, None]
     logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (N, V)

@@ -189,7 +189,7 @@ def _process_state_kept() -> Iterator[None]:
 def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
     """A log filter that raises RuntimeError if a layer gets no weights.
 
-    vLLM only logs this. The filter drops all other messages.
+    vLLM itself only logs this. The filter drops all other messages.
     """
     message = record.getMessage()
     has_failed = "Failed to load weights" in message

@@ -55,10 +55,11 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
 
     After a temporary error, the function calls `on_fault` and repeats the request, up to ATTEMPTS
     requests in all. Temporary errors are a missing connection, timeouts, 5xx, 408, 429 and
-    malformed replies.
-    Returns: the reply. Its first token is the whole text. Empty tokens follow, so that there are as
-        many tokens as the server counted (at least one). If the request fails, `Reply.error` says
-        why.
+    malformed replies. If no request succeeds, `Reply.error` says why.
+
+    The first token of the reply is its whole text. Empty tokens follow, so that there are as many
+    tokens as the server counted (at least one).
+
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
     content = json.dumps(body).encode()
@@ -118,8 +119,9 @@ def describe_answer(status: int, answer: bytes) -> str:
 def read_reply(answer: bytes, max_tokens: int) -> Reply:
     """The reply in the body of a chat completion.
 
-    Raises: LookupError, TypeError, ValueError or RecursionError if the body is anything else, or
-        counts more than `max_tokens` tokens."""
+    The body is illegal if it is anything else, or counts more than `max_tokens` tokens.
+
+    Raises: LookupError, TypeError, ValueError or RecursionError if the body is illegal."""
     completion = json.loads(answer)
     choice = completion["choices"][0]
     text = choice["message"]["content"]

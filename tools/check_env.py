@@ -5,7 +5,7 @@
     python -m tools.check_env quest:w=2,o=3,q=4
 
 Each check prints a line, and a sentence for each problem. The exit code is 1 if a check fails,
-and 2 if the environment cannot be built or cannot draw its instances.
+and 2 if the environment cannot be built or cannot draw its instances, the random starts of games.
 """
 
 from configurator import Config, UserError, load_config, printable
@@ -61,7 +61,7 @@ SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless `blocking` is se
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
 TEXT_LIMIT_S = 10.0  # seconds for a step with an odd text
-POLL_S = 0.2  # seconds between tests whether the process still runs
+POLL_S = 0.2  # seconds between two checks that the process still runs
 ODD_TEXTS = (  # texts for which step() must raise no error
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
     *("0", "-1", "1e999", "nan", "9" * 10_000, "None", "True", "[]", "{}", "()", "''", '"', "\\"),
@@ -160,7 +160,8 @@ def receive(reader: Connection, process: BaseProcess) -> Any:
 def send_findings(subject: Subject, writer: Connection) -> None:
     """Run all checks, and send their findings and the notes through a pipe.
 
-    The name of each stage is sent before it begins, so the reader knows where the process ended.
+    The name of each stage is sent before it begins. So if the environment ends the process, the
+    reader of the pipe knows the stage.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent process handles Ctrl-C
     try:
@@ -371,8 +372,8 @@ def appearance(env: Env, instance: tuple) -> tuple:
 
 
 def check_budget(subject: Subject) -> list[str]:
-    """Check that games end with the action budget, pay correct rewards, and accept no action after
-    the end."""
+    """Check that games end when the action budget is used up, pay correct rewards, and accept no
+    action after the end."""
     problems = []
     for limit in sorted({1, 2, subject.max_actions}):
         env = subject.make(limit)

@@ -32,7 +32,7 @@ class Command(NamedTuple):
 
 
 def read_command(argv: Sequence[str]) -> Command:
-    """Parse folders of runs, with "vs" between arms, and options. Raises: UserError."""
+    """Parse a command line: folders of runs, "vs" between arms, options. Raises: UserError."""
     options = {"threshold": None, "out": ""}
     groups: list[list[Path]] = [[]]
     left_out = []
@@ -127,7 +127,7 @@ def main(argv: list[str]) -> None:
 
 
 def check_comparable(arms: Sequence[Arm]) -> None:
-    """Check that the runs are different, finished and scored on the same prompts.
+    """Check that no run is given twice, and that all are finished and scored on the same prompts.
 
     Raises: UserError."""
     runs = [run for arm in arms for run in arm.runs]

@@ -120,7 +120,7 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return the cost of a move: whether it leaves a box stuck, then the cost as for `greedy`."""
+    """Return the cost of a move: whether a box is stuck after it, then the cost for `greedy`."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:

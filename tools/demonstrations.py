@@ -69,8 +69,8 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     fraction `sft_clean` of all, have no random turns. The crowd ignores both settings:
     `draw_player` draws the probability of its random turns.
 
-    Raises: UserError if the environment fails or lacks the player `sft_player`, or if a reply or
-        the first turn is too long."""
+    Raises: UserError if the game fails or has no player `sft_player`. UserError if a reply or the
+        first turn has too many tokens."""
     path = (config.seed, SEED_DEMOS, index)
     episode = make_episode(config)
     check_player(episode.env, config.sft_player)
@@ -95,12 +95,11 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
-    A demonstration is left out if its game fails, if a reply is too long, or if no turn fits.
-    If max_error_frac is above 0, at least one failure is allowed. A restart would play the same
-    games, so it would not help.
+    A demonstration is left out if its game fails, if a reply is too long, or if no turn fits. At
+    most the fraction max_error_frac may fail, or one if that is more. With max_error_frac=0, none
+    may. A restart would play the same games, so it would not help.
 
-    Raises: UserError with the first fault if more than the fraction max_error_frac fail, or if no
-        demonstration is left."""
+    Raises: UserError with the first fault if more fail, or if no demonstration is left."""
     demonstrations = []
     faults = []
     for index in indices:
@@ -232,9 +231,10 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
     """Read a file of demonstrations, and tokenize the games.
 
-    Raises: UserError for the first line that is no demonstration, has too many tokens, or is a game
-        of an evaluation (unless sft_eval_games=True). UserError if the file is missing, or if no
-        game is left."""
+    A line is illegal if it is no demonstration or has too many tokens. A game of an evaluation is
+    illegal, too, but sft_eval_games=True allows it.
+
+    Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():
         raise UserError(f"sft_file={path!r} is not a file")
     games = []

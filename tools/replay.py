@@ -76,8 +76,8 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     """Play every recorded trajectory again. Yield a row of scores for each environment, policy and
     evaluation.
 
-    Raises: UserError if the record has games of an environment that is not scored. UserError after
-        the last row if a trajectory differs from its record or exceeds the time limit."""
+    Raises: UserError if a game's environment is not scored, and, after the last row, if a game
+        differs from its record."""
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
     num_seen = Counter()  # game -> its number of records so far; an evaluation plays a game once

@@ -5,7 +5,7 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
---export writes demonstrations and does not train. The command above writes 400 demonstrations: 25
+--export writes demonstrations and does not train. The third command writes 400 demonstrations: 25
 steps of 16. --sft_file=PATH trains on a file of demonstrations.
 
 Without --sft_file, scripted players generate the demonstrations. With torchrun, the processes share
@@ -224,7 +224,7 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return the demonstrations of a step in packs. Each pack takes one forward and backward."""
+    """Return a step's demonstrations in packs. A pack becomes the row of tokens of one forward."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
@@ -299,7 +299,8 @@ def imitate(
             report(finished, totals)
         saves = is_last or (config.save_every and finished % config.save_every == 0)
         if saver and saves:
-            progress = {"step": finished, "totals": copy.deepcopy(totals)}  # a thread writes it
+            # A thread writes the checkpoint while training goes on, so copy the totals.
+            progress = {"step": finished, "totals": copy.deepcopy(totals)}
             saver.save(training_state(policy, optimizers), progress)
     if saver:
         saver.wait()

@@ -209,7 +209,10 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return the sizes and times of each run's files; [] without records. New records change them."""
+    """Return the sizes and times of a run's files, by run; [] without records.
+
+    New records change the sizes and times.
+    """
     states = {}
     for run in runs:
         files = [run / name for name in (*STAGES, "metrics.jsonl", "scores.json")]

@@ -82,7 +82,7 @@ def split_by_env(curves: Curves) -> dict[str, Curves]:
 
 
 def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
-    """Draw the mean of the seeds over passes (iterations x epochs).
+    """Draw a metric's mean over the seeds. The x axis counts passes (iterations x epochs).
 
     The band is `success_band` for evaluations, and the range of the seeds for other metrics. A
     triangle marks the first warning of a collapse in a seed.

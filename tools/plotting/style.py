@@ -129,7 +129,7 @@ def draw_legend(
     Args:
         looks: name of a curve -> its look, see `look_of`.
         notes: lines above the names.
-        signs: meaning of a line or an area -> sample, listed after the curves.
+        signs: text -> line or area to show; these entries follow the curves.
     """
     entries: dict[str, Artist] = {name: Line2D([], [], **look) for name, look in looks.items()}
     entries |= signs or {}
@@ -151,7 +151,7 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
 
     Call this function after the y limits are final.
     """
-    axes.figure.draw_without_rendering()  # the layout sets the height of the axes
+    axes.figure.draw_without_rendering()  # computes the layout, and so the height of the axes
     labels = sorted(labels, key=lambda label: label.height)
     bottom, top = axes.get_ylim()
     box = axes.get_position()
