@@ -3,8 +3,8 @@
 python -m tools.check_env examples/my_env.py:Doors
 python -m tools.play examples/my_env.py:Doors --seed=3
 
-The tiny model must learn the words of a new game from demonstrations (1 CPU-minute) before RL
-(minutes):
+The tiny model must first learn the words of a new game from demonstrations, which takes 1
+CPU-minute. RL then takes minutes:
 
 python -m tools.sft config/frozenlake_grpo.py config/models/tiny.py \\
     config/recipes/tiny_new_game.py --env=examples/my_env.py:Doors \\

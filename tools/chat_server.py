@@ -117,11 +117,9 @@ def describe_answer(status: int, answer: bytes) -> str:
 
 
 def read_reply(answer: bytes, max_tokens: int) -> Reply:
-    """The reply in the body of a chat completion.
+    """Return the reply in the body of a chat completion of at most `max_tokens` tokens.
 
-    The body is illegal if it is anything else, or counts more than `max_tokens` tokens.
-
-    Raises: LookupError, TypeError, ValueError or RecursionError if the body is illegal."""
+    Raises: LookupError, TypeError, ValueError or RecursionError if the body is anything else."""
     completion = json.loads(answer)
     choice = completion["choices"][0]
     text = choice["message"]["content"]

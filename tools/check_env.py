@@ -220,7 +220,7 @@ def is_over(env: Env) -> bool:
 
 
 def action_rng(seed: int) -> np.random.Generator:
-    """Return a random generator for actions. The 1 makes it differ from that of the instance."""
+    """Return a random generator for actions. The 1 sets it apart from that of the instance."""
     return np.random.default_rng([seed, CHECK_SEED, 1])
 
 

@@ -27,7 +27,7 @@ class Command(NamedTuple):
 
     groups: list[list[Path]]  # the runs of each arm
     threshold: float | None  # success in per cent; None: `highest_shared_level`
-    out: str  # path without endings; "" for out/comparisons/A_vs_B
+    out: str  # path of the files to write, without .md etc.; "" means out/comparisons/A_vs_B
     left_out: list[str]  # arguments that are files
 
 

@@ -27,7 +27,7 @@ from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
 
 SEED_DEMOS = 11  # separates the random streams of this file from others
-COMMIT_ONE = 0.75  # probability that a turn of `shortest` has one action
+COMMIT_ONE = 0.75  # probability that a turn of the player `shortest` has one action
 
 
 def recite(

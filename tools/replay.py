@@ -63,7 +63,7 @@ RECORD = {  # keys and types of a line, in the notation of support/json_shapes.p
     "entropy": ((float, None), ...),
 }
 
-# keys that turns in older records may lack
+# keys that a turn in an older record may lack
 NEW_FACTS = ("moves", "faults", "out_of_actions", "cut_by", "false_statements", "why_lost")
 
 
@@ -76,8 +76,10 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     """Play every recorded trajectory again. Yield a row of scores for each environment, policy and
     evaluation.
 
-    Raises: UserError if a game's environment is not scored, and, after the last row, if a game
-        differs from its record."""
+    Differences are reported after the last row.
+
+    Raises: UserError if a game's environment is not scored, or if a game differs from its record.
+    """
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
     num_seen = Counter()  # game -> its number of records so far; an evaluation plays a game once

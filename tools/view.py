@@ -184,7 +184,7 @@ def read_part(name: str) -> str:
 
 
 def follow(runs: list[Path], path: Path) -> None:
-    """Write the page again when a run has new records, until all runs are finished or Ctrl-C."""
+    """Write the page again when a run has new records. Stop when all runs end, or at Ctrl-C."""
     seen = None
     try:
         while True:

@@ -200,7 +200,7 @@ def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
 
 def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
     """Name each arm after the folder of its first run, without _s<seed>. If two names are equal,
-    all names begin with the parent folder."""
+    all names become PARENT/NAME."""
     paths = []
     for runs in runs_of:
         path = runs[0].folder.resolve()

@@ -29,7 +29,7 @@ the seeds. Dashed lines are players under the limits of the policy. A triangle m
 warning."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
-WINDOW = 9  # iterations of a moving average
+WINDOW = 9  # a moving average is over this many iterations
 
 
 def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
@@ -113,8 +113,8 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % intervals over prompts and seeds of I evaluations: lower and upper ends (I,).
 
-    `rate_interval` gives the interval if the solved prompts are known. `interval_of_rates` gives
-    the other intervals, which are at least as wide. An interval is NaN if a seed has no rate.
+    If the solved prompts are known, the interval is `rate_interval`. If they are unknown, it is
+    `interval_of_rates`, which is at least as wide. If a seed has no rate, it is NaN.
 
     Args:
         rates: success rates of S seeds, (S, I).

@@ -143,7 +143,7 @@ def draw_legend(
     legend = figure.legend(handles, names, loc="outside lower center", ncols=num_columns)
     legend.set_title(notes, {"size": 10})
     for text in (legend.get_title(), *legend.get_texts()):
-        text.set_parse_math(False)  # a name may hold dollar signs
+        text.set_parse_math(False)  # matplotlib would read dollar signs in a name as math
 
 
 def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
