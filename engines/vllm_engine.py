@@ -42,8 +42,8 @@ class VLLMEngine:
             raise UserError("VLLM_BATCH_INVARIANT=1 needs a GPU; unset it")
         if is_cpu:
             # The prefix cache holds only whole blocks of tokens. Most shared prefixes are shorter
-            # than the default block of 128 tokens. On a CPU, vLLM crashes if it prefills a request
-            # with a seed in chunks.
+            # than the default block of 128 tokens. On a CPU, vLLM crashes if a request has a seed
+            # and its prefill is chunked.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
             # vLLM checks that this share of the GPU memory is free. kv_cache_memory_bytes below

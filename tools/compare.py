@@ -156,7 +156,7 @@ def prompts_of(run: TrainedRun) -> tuple:
 
 
 def highest_shared_level(arms: Sequence[Arm]) -> float:
-    """Return the highest success in per cent that every run reaches, a multiple of 5."""
+    """Return the highest multiple of 5 % success that every run reaches, in per cent."""
     best = min(best_success(run) for arm in arms for run in arm.runs)
     return float(int(100 * best / LEVEL_STEP + 1e-9) * LEVEL_STEP)
 

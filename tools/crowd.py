@@ -3,7 +3,7 @@
 The tiny base model is pretrained on games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
-- careful: like greedy, but avoids moves that may slip into a hole, and moves that push a box into a
+- careful: like greedy, but avoids moves that may lead into a hole, and moves that push a box into a
   corner.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
   drawn again in each turn.
@@ -33,7 +33,7 @@ from worlds.sokoban_rooms import manhattan_distance
 SEED_CROWD = 15  # separates the random streams of this file from others
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MAX_RANDOM_SHARE = 0.2  # largest probability of a random turn; it is drawn for each game
+MAX_RANDOM_SHARE = 0.2  # each game draws the probability of random turns from [0, this)
 LONGEST_PLAN = 3  # actions; longer plans are slow to compute on slippery ice
 
 # The cost of a move; the lowest is best. A later number counts only if the earlier ones are equal.

@@ -185,8 +185,8 @@ def cost_lines(curves: Curves) -> list[str]:
 
 
 def player_lines(curves: Curves) -> list[str]:
-    """Return lines with the success of the reference players. Table rows with the same success
-    share a line."""
+    """Return lines with the success of the reference players. Table rows whose players have the
+    same success share a line."""
     labels: dict[str, list[str]] = {}
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
