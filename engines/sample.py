@@ -12,8 +12,8 @@ class Sample(NamedTuple):
 
     key: int  # number of the trajectory
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
-    # for each token in `ids`, in nats, under softmax(logits / temperature), at temperature 0 under
-    # softmax(logits); NaN if vLLM was not asked for log-probs
+    # One for each token in `ids`, in nats, under softmax(logits / temperature). Temperature 0
+    # counts as 1 here. All are NaN if vLLM was not asked for log-probs.
     logprobs: list[float]
 
 

@@ -27,7 +27,10 @@ LARGE_CACHE = 10**9  # bytes; the engine prints the size of a larger cache
 
 
 class _Request(NamedTuple):
-    """A request that waits for the next step or a free row. `Engine.add` describes the fields."""
+    """A request that waits for the next step, or for a free row of the KV cache.
+
+    `Engine.add` describes the fields.
+    """
 
     key: int
     ids: list[int]
@@ -41,7 +44,7 @@ class _Response:
     """A response that is not finished yet."""
 
     temperature: float
-    noise: list[float]  # max_tokens numbers, uniform in [0, 1); number i samples token i
+    noise: list[float]  # max_tokens numbers, uniform in [0, 1); number i decides token i
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -69,19 +72,21 @@ class TorchEngine:
     computes only its new tokens. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
-        row 1   prompt response                        waits; its sampled token is dropped
+        row 1   prompt response                        waits for its environment
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories)
 
     The cache grows with the number of trajectories, up to max_running rows or half of the free
     memory. Further trajectories wait for a free row.
 
-    The last token of a history has no keys and values yet: it is the input of the next decode step.
+    The last token of a trajectory has no keys and values yet: it is the input of the next decode
+    step.
 
     The rows in use are the first rows of the cache, so a decode step works on contiguous views.
     When a row is released, the last row in use moves into its place. Trajectories of a group have
     the same first prompt. One row computes the keys and values of the prompt, and the other rows
     copy them.
+
     `Engine` in engine.py describes the methods.
     """
 
@@ -108,7 +113,7 @@ class TorchEngine:
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # unfinished responses, by trajectory
-        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> trajectory with it
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> first trajectory
         self.waiting: list[_Request] = []
 
     @property
@@ -185,7 +190,7 @@ class TorchEngine:
         return num_numbers * self.dtype.itemsize
 
     def _rows_that_fit(self) -> int:
-        """Return how many rows CACHE_SHARE of the free memory holds, at least 1.
+        """Return how many rows fit into the fraction CACHE_SHARE of the free memory, at least 1.
 
         Raises: RuntimeError if the free memory does not hold one row."""
         if self._row_bytes() > self.free_bytes:
@@ -231,10 +236,11 @@ class TorchEngine:
         self.cache = cache
 
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
-        """Move requests from `waiting` to rows while rows are free.
+        """Start the waiting requests whose trajectory has a row of the cache, or gets a free one.
 
-        Returns: the tokens to prefill, and the prompts to copy from other rows. Both leave out the
-            last token of a history, because the decode step computes it.
+        The last token of a trajectory is neither prefilled nor copied: the decode step computes it.
+
+        Returns: the tokens to prefill, and the prompts to copy from other rows.
         """
         prefills = []
         copies = []
@@ -316,11 +322,10 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
 
     Args:
         logits: (N, V) float32.
-        temperature: (N,); 0 takes the most probable token.
+        temperature: (N,); 0 takes the most probable token and gives its log-prob at temperature 1.
         noise: (N,), uniform in [0, 1).
 
-    Returns: tokens (N,) int64 and their log-probs (N,), nats; at temperature 0 under
-        softmax(logits).
+    Returns: tokens (N,) int64 and their log-probs (N,), nats.
     """
     temperature = temperature[:, None]
     logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (N, V)

@@ -41,12 +41,13 @@ class VLLMEngine:
         if is_cpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
             raise UserError("VLLM_BATCH_INVARIANT=1 needs a GPU; unset it")
         if is_cpu:
-            # The prefix cache holds whole blocks, and most shared prefixes are shorter than the
-            # default block of 128 tokens. On a CPU, chunked prefill with a seed crashes.
+            # The prefix cache holds only whole blocks of tokens. Most shared prefixes are shorter
+            # than the default block of 128 tokens. On a CPU, vLLM crashes if a request has a seed
+            # and its prefill is chunked.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # vLLM only checks that this share of the memory is free. The size of the cache is
-            # kv_cache_memory_bytes.
+            # vLLM checks that this share of the GPU memory is free. kv_cache_memory_bytes below
+            # sets the size of the KV cache.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)
@@ -93,7 +94,8 @@ class VLLMEngine:
         from vllm.sampling_params import RequestOutputKind
 
         random_bits = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
-        # Without top_p, top_k and penalties the log-probs are those of softmax(logits / T).
+        # Without top_p, top_k and penalties the log-probs are those of softmax(logits / T), where T
+        # is the temperature.
         params = SamplingParams(
             temperature=temperature,
             max_tokens=max_tokens,
@@ -187,7 +189,7 @@ def _process_state_kept() -> Iterator[None]:
 def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
     """A log filter that raises RuntimeError if a layer gets no weights.
 
-    vLLM only logs this. The filter drops all other messages.
+    vLLM itself only logs this. The filter drops all other messages.
     """
     message = record.getMessage()
     has_failed = "Failed to load weights" in message

@@ -3,8 +3,8 @@
 python -m tools.check_env examples/my_env.py:Doors
 python -m tools.play examples/my_env.py:Doors --seed=3
 
-The tiny model must learn the words of a new game from demonstrations (1 CPU-minute) before RL
-(minutes):
+The tiny model must first learn the words of a new game from demonstrations, which takes 1
+CPU-minute. RL then takes minutes:
 
 python -m tools.sft config/frozenlake_grpo.py config/models/tiny.py \\
     config/recipes/tiny_new_game.py --env=examples/my_env.py:Doors \\
@@ -21,8 +21,8 @@ class Doors(Env):
     """One of eight doors has a prize behind it. A wrong door says on which side the prize is."""
 
     actions = tuple(f"door {number}" for number in range(1, 9))  # the names of the actions
-    # Eight instances are too few for disjoint splits. Leave `repeats` out if there are 1,024
-    # instances or more.
+    # An instance is one start of the game. Eight instances are too few to train on some and to
+    # evaluate on others. Leave `repeats` out if there are 1,024 instances or more.
     repeats = True
 
     def __init__(self, *, reward: float = 1.0, **common):  # an option: --env=...:Doors,reward=2
@@ -60,8 +60,8 @@ class Doors(Env):
             f"Find the prize. A wrong door says which doors are left. Reward {self.max_reward:g}."
         )
 
-    # Two optional methods. Thoughts are checked against `statements`. Demonstrations and the
-    # reference players "optimal" and "greedy" use `plan`.
+    # Two optional methods. `statements` is needed to check the policy's thoughts. Demonstrations
+    # and the reference players "optimal" and "greedy" use `plan`.
 
     def statements(self):
         """True sentences about the present state."""

@@ -1,10 +1,10 @@
-"""Score models behind an OpenAI-compatible server on the fixed prompts.
+"""Score models behind an OpenAI-compatible server on the fixed prompts of evaluations.
 
     python -m tools.api_models config/frozenlake_ppo.py --api_base=URL --api_model=NAME,OTHER
 
 URL is the address of the server, such as http://localhost:8000/v1. The environment variable
 OPENAI_API_KEY holds the server's key. Folders of runs, --player, --samples, --against, --json and
---jsonl work as in eval.py. The server limits the context; max_context_tokens has no effect.
+--jsonl work as in eval.py. max_context_tokens has no effect, because the server limits the context.
 Up to `max_running` games are played at once, in threads.
 """
 
@@ -122,7 +122,7 @@ class APIPlayer:
 
 
 def messages_of(rollout: Rollout) -> list[dict[str, str]]:
-    """Return the dialogue so far, without turns that context_turns hides from a policy."""
+    """Return the dialogue so far, without turns that the setting context_turns hides."""
     trajectory = rollout.trajectory
     context_turns = rollout.config.context_turns
     first = max(0, len(trajectory.turns) + 1 - context_turns) if context_turns else 0

@@ -23,11 +23,11 @@ TIMEOUT_S = 120.0  # of one attempt
 PROBE_S = 5.0  # time limit of the request for the list of models
 
 
-@lru_cache  # a script reads its command line before and after its slow imports, but asks once
+@lru_cache  # a script reads its command line twice, but must not ask the server twice
 def check_server(url: str) -> None:
     """Ask a server for its models, to report a wrong address or key before the slow imports.
 
-    Statuses other than 401 are accepted, because some servers list no models. A server that
+    HTTP statuses other than 401 are accepted, because some servers list no models. A server that
     connects but sends no complete answer in time is accepted, too, because it may be busy.
     Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP.
     """
@@ -55,9 +55,11 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
 
     After a temporary error, the function calls `on_fault` and repeats the request, up to ATTEMPTS
     requests in all. Temporary errors are a missing connection, timeouts, 5xx, 408, 429 and
-    malformed replies.
-    Returns: a reply with as many tokens as the server counted (at least one): first the whole
-        text, then empty tokens. If the request fails, `Reply.error` says why.
+    malformed replies. If no request succeeds, `Reply.error` says why.
+
+    The first token of the reply is its whole text. Empty tokens follow, so that there are as many
+    tokens as the server counted (at least one).
+
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
     content = json.dumps(body).encode()
@@ -93,7 +95,7 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
 
 
 def request_headers() -> dict[str, str]:
-    """The headers of a request, with the key. Raises: UserError if a header cannot hold the key."""
+    """The headers of a request, with the API key. Raises: UserError if a header cannot hold it."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # local servers need no key
     if not key.isascii() or not key.isprintable():
         raise UserError("OPENAI_API_KEY must be printable ASCII text without line breaks")
@@ -115,10 +117,9 @@ def describe_answer(status: int, answer: bytes) -> str:
 
 
 def read_reply(answer: bytes, max_tokens: int) -> Reply:
-    """The reply in the body of a chat completion.
+    """Return the reply in the body of a chat completion of at most `max_tokens` tokens.
 
-    Raises: LookupError, TypeError, ValueError or RecursionError if the body is anything else, or
-        counts more than `max_tokens` tokens."""
+    Raises: LookupError, TypeError, ValueError or RecursionError if the body is anything else."""
     completion = json.loads(answer)
     choice = completion["choices"][0]
     text = choice["message"]["content"]

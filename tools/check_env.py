@@ -5,7 +5,7 @@
     python -m tools.check_env quest:w=2,o=3,q=4
 
 Each check prints a line, and a sentence for each problem. The exit code is 1 if a check fails,
-and 2 if the environment cannot be built or cannot draw its instances.
+and 2 if the environment cannot be built or cannot draw its instances, the random starts of games.
 """
 
 from configurator import Config, UserError, load_config, printable
@@ -50,18 +50,19 @@ from support.time_limit import EnvError, call_with_timeout
 ROOT = Path(__file__).resolve().parent.parent
 CHECK_SEED = 41  # the seed of training game i is [i, CHECK_SEED]
 SEEDS = range(6)  # the training games that most checks play
-NUM_LOOKS = 4  # games played on an instance to record how it looks
+NUM_LOOKS = 4  # games that `appearance` plays on an instance
 NUM_TRAIN = 100  # training games that are compared with the evaluation games
 NUM_PLAYED = 40  # evaluation games that the expert and the random player play
-EXPERT_ACTIONS = 50  # action budget of the expert: plan(), or greedy() if plan() returns []
+# Action budget of the expert, a player that follows plan(), or greedy() if plan() returns [].
+EXPERT_ACTIONS = 50
 MAX_TWINS = 0.1  # largest fraction of training games that may look like an evaluation game
-MAX_RANDOM = 0.75  # largest number of wins of the random player per win of the expert
+MAX_RANDOM = 0.75  # largest ratio of the random player's wins to the expert's wins
 SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless `blocking` is set
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
 TEXT_LIMIT_S = 10.0  # seconds for a step with an odd text
-POLL_S = 0.2  # seconds between tests whether the process still runs
-ODD_TEXTS = (  # texts that must not raise an error in step()
+POLL_S = 0.2  # seconds between two checks that the process still runs
+ODD_TEXTS = (  # texts for which step() must raise no error
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
     *("0", "-1", "1e999", "nan", "9" * 10_000, "None", "True", "[]", "{}", "()", "''", '"', "\\"),
     *("%s", "{0}", "${HOME}", "../..", "; exit 1", "$(exit 1)", "__import__('os')", "end", "help"),
@@ -145,7 +146,7 @@ def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
 
 
 def receive(reader: Connection, process: BaseProcess) -> Any:
-    """Wait for the next message of a process. Returns: None if the process ended without one."""
+    """Wait for a message of a process, and return it, or None if the process ended without one."""
     while not reader.poll(POLL_S):
         if not process.is_alive() and not reader.poll():
             return None
@@ -157,7 +158,11 @@ def receive(reader: Connection, process: BaseProcess) -> Any:
 
 
 def send_findings(subject: Subject, writer: Connection) -> None:
-    """Run all checks, and send stages, findings and notes to a pipe."""
+    """Run all checks, and send their findings and the notes through a pipe.
+
+    The name of each stage is sent before it begins. So if the environment ends the process, the
+    reader of the pipe knows the stage.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent process handles Ctrl-C
     try:
         check_environment(subject, writer.send)
@@ -171,8 +176,8 @@ def check_environment(
 ) -> list[Finding]:
     """Run all checks and return the findings.
 
-    Args: report: called with each finding, and before each stage with words that can follow
-        "while", such as "it was built".
+    Args: report: called with each finding. Before each stage it is called with the name of the
+        stage, such as "it was built".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []
@@ -215,12 +220,12 @@ def is_over(env: Env) -> bool:
 
 
 def action_rng(seed: int) -> np.random.Generator:
-    """Return the players' random generator. The 1 separates it from the instance's generator."""
+    """Return a random generator for actions. The 1 sets it apart from that of the instance."""
     return np.random.default_rng([seed, CHECK_SEED, 1])
 
 
 def random_action(env: Env, rng: np.random.Generator) -> str:
-    """Return a random action. An environment without a random player follows its plan."""
+    """Return a random action, or the first of `plan` if the environment has no random player."""
     if missing_method(env, "random"):
         return [*env.plan(1, env.actions_left), "no action"][0]
     return env.random(1, rng)[0]
@@ -367,8 +372,8 @@ def appearance(env: Env, instance: tuple) -> tuple:
 
 
 def check_budget(subject: Subject) -> list[str]:
-    """Check that games end with the action budget, pay correct rewards, and accept no action after
-    the end."""
+    """Check that games end when the action budget is used up, pay correct rewards, and accept no
+    action after the end."""
     problems = []
     for limit in sorted({1, 2, subject.max_actions}):
         env = subject.make(limit)
@@ -407,7 +412,7 @@ def budget_problems(env: Env, seed: int) -> list[str]:
 
 
 def check_texts(subject: Subject) -> list[str]:
-    """Check that no text raises an error, and that only legal actions change the game."""
+    """Check that `step` never raises an error, and that only legal actions change the game."""
     env = subject.make()
     env.reset([0, CHECK_SEED])
     rng = np.random.default_rng(CHECK_SEED)
@@ -439,8 +444,8 @@ def try_text(env: Env, text: str) -> tuple[bool, Step]:
 
 
 def check_sentences(subject: Subject) -> list[str]:
-    """Check that `rules()` is equal for all instances, that `statements()` can be found in a
-    thought, and that `why_lost()` returns a text."""
+    """Check that `rules()` is equal for all instances, that `check_thought` finds `statements()` in
+    a thought, and that `why_lost()` returns a text."""
     episode = Episode(subject.make(), Config())
     env = episode.env
     problems = []
@@ -543,7 +548,7 @@ def wins_game(env: Env, choose: Callable[[Env], str]) -> bool:
 
 
 def is_random(subject: Subject) -> bool:
-    """Whether equal actions give different games in the members of a group."""
+    """Whether the same actions lead to different games for different members of a group."""
     for seed in SEEDS:
         logs = set()
         for member in range(4):

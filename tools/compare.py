@@ -27,12 +27,12 @@ class Command(NamedTuple):
 
     groups: list[list[Path]]  # the runs of each arm
     threshold: float | None  # success in per cent; None: `highest_shared_level`
-    out: str  # path without endings; "" for out/comparisons/A_vs_B
+    out: str  # path of the files to write, without .md etc.; "" means out/comparisons/A_vs_B
     left_out: list[str]  # arguments that are files
 
 
 def read_command(argv: Sequence[str]) -> Command:
-    """Parse folders of runs, with "vs" between arms, and options. Raises: UserError."""
+    """Parse a command line: folders of runs, "vs" between arms, options. Raises: UserError."""
     options = {"threshold": None, "out": ""}
     groups: list[list[Path]] = [[]]
     left_out = []
@@ -81,7 +81,7 @@ from tools.plotting.tables import difference, markdown, rate, short_commit
 from tools.viewer.curves import draw_arms, shared_players
 
 ENDINGS = (".md", ".csv", ".png", ".pdf")
-LONGEST_STEM = 120  # characters of the name A_vs_B
+LONGEST_STEM = 120  # largest number of characters in the file name A_vs_B
 LEVEL_STEP = 5  # per cent; the default threshold is a multiple of 5
 LEGEND = """\
 Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,
@@ -127,7 +127,7 @@ def main(argv: list[str]) -> None:
 
 
 def check_comparable(arms: Sequence[Arm]) -> None:
-    """Check that the runs are different, finished and scored on the same prompts.
+    """Check that no run is given twice, and that all are finished and scored on the same prompts.
 
     Raises: UserError."""
     runs = [run for arm in arms for run in arm.runs]
@@ -156,7 +156,7 @@ def prompts_of(run: TrainedRun) -> tuple:
 
 
 def highest_shared_level(arms: Sequence[Arm]) -> float:
-    """Return the success in per cent that every run reaches, rounded down to a multiple of 5."""
+    """Return the highest multiple of 5 % success that every run reaches, in per cent."""
     best = min(best_success(run) for arm in arms for run in arm.runs)
     return float(int(100 * best / LEVEL_STEP + 1e-9) * LEVEL_STEP)
 
@@ -298,7 +298,7 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
     if any(run.earlier for arm in arms for run in arm.runs):
         changes = []
         for arm in arms:
-            run = arm.runs[0]  # all seeds of an arm have the same changes
+            run = arm.runs[0]  # all runs of an arm changed the same settings
             changes.append(cell("; ".join(describe_earlier(run.earlier, run.config)) or "none"))
         lines.append(["changed on the way", *changes])
     commits = []
@@ -312,8 +312,9 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
 
 
 def code_lines(arms: Sequence[Arm]) -> list[str]:
-    """Return a table of the files whose uncommitted changes differ between runs, and a list of the
-    saved and the missing diffs; [] if no run had uncommitted changes."""
+    """Return a table of the files whose uncommitted changes differ between runs.
+
+    A list of the saved and the missing diffs follows. Without uncommitted changes, return []."""
     runs = [run for arm in arms for run in arm.runs]
     if all(run.code_diff == "" for run in runs):
         return []

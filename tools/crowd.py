@@ -3,7 +3,8 @@
 The tiny base model is pretrained on games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
-- careful: like greedy, but avoids neighbouring holes and pushing a box into a corner.
+- careful: like greedy, but avoids moves that may lead into a hole, and moves that push a box into a
+  corner.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
   drawn again in each turn.
 
@@ -32,10 +33,10 @@ from worlds.sokoban_rooms import manhattan_distance
 SEED_CROWD = 15  # separates the random streams of this file from others
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MAX_RANDOM_SHARE = 0.2  # each game draws its probability of random turns between 0 and this
+MAX_RANDOM_SHARE = 0.2  # each game draws the probability of random turns from [0, this)
 LONGEST_PLAN = 3  # actions; longer plans are slow to compute on slippery ice
 
-# The cost of a move; the lowest is best. The parts are compared in order.
+# The cost of a move; the lowest is best. A later number counts only if the earlier ones are equal.
 Cost = tuple[float, ...]
 
 
@@ -119,7 +120,7 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return the cost of a move: whether a box is stuck, then the cost that `greedy` compares."""
+    """Return the cost of a move: whether a box is stuck after it, then the cost for `greedy`."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:
@@ -129,7 +130,7 @@ def sokoban_cost(env: Sokoban, index: int) -> Cost:
 
 
 def in_corner(env: Sokoban, cell: int) -> bool:
-    """Whether a box is stuck here: walls are above or below, and to the left or right."""
+    """Whether a cell has a wall above or below it, and a wall to the left or right of it."""
     up, down, left, right = (cell + delta not in env.floor for delta in env.deltas)
     return (up or down) and (left or right)
 

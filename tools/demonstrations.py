@@ -27,7 +27,7 @@ from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
 
 SEED_DEMOS = 11  # separates the random streams of this file from others
-COMMIT_ONE = 0.75  # probability that a turn of `shortest` has one action
+COMMIT_ONE = 0.75  # probability that a turn of the player `shortest` has one action
 
 
 def recite(
@@ -69,8 +69,8 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     fraction `sft_clean` of all, have no random turns. The crowd ignores both settings:
     `draw_player` draws the probability of its random turns.
 
-    Raises: UserError if the environment does not have the player `sft_player`, or fails, or if a
-        reply or the first turn is too long."""
+    Raises: UserError if the game fails or has no player `sft_player`. UserError if a reply or the
+        first turn has too many tokens."""
     path = (config.seed, SEED_DEMOS, index)
     episode = make_episode(config)
     check_player(episode.env, config.sft_player)
@@ -78,7 +78,7 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     rollout.reset("train")
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
-    # The 1 separates this stream from the stream of the instance. numpy would ignore a 0.
+    # The 1 makes these random numbers differ from those of the instance. numpy would ignore a 0.
     rng = np.random.default_rng([*path, 1])
     if config.sft_player == "crowd":
         write = partial(crowd_reply, episode, draw_player(rng, config.sft_planners), rng)
@@ -95,12 +95,11 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
-    A demonstration is left out if its game fails, if a reply is too long, or if no turn fits.
-    One failure among several demonstrations is allowed, unless max_error_frac is 0. A failure is
-    seeded, so a restart would only repeat it.
+    A demonstration is left out if its game fails, if a reply is too long, or if no turn fits. At
+    most the fraction max_error_frac may fail, or one if that is more. With max_error_frac=0, none
+    may. A restart would play the same games, so it would not help.
 
-    Raises: UserError with the first fault if more than the fraction max_error_frac fail, or if no
-        demonstration is left."""
+    Raises: UserError with the first fault if more fail, or if no demonstration is left."""
     demonstrations = []
     faults = []
     for index in indices:
@@ -177,7 +176,7 @@ def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> 
 
 
 def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
-    """Drop the last turns of a trajectory that do not fit into the context.
+    """Drop the last turns of a trajectory if it does not fit into the context.
 
     With `context_turns` nothing is dropped, because each turn has a context of its own.
 
@@ -232,8 +231,10 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
     """Read a file of demonstrations, and tokenize the games.
 
-    Raises: UserError for the first line that is no demonstration, has too many tokens, or is a game
-        of an evaluation (unless sft_eval_games=True). UserError if no game is left."""
+    A line is illegal if it is no demonstration or has too many tokens. A game of an evaluation is
+    illegal, too, but sft_eval_games=True allows it.
+
+    Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():
         raise UserError(f"sft_file={path!r} is not a file")
     games = []
@@ -279,7 +280,7 @@ def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list
 def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     """Return the trajectory of one line of a file.
 
-    A reply that was cut off gets no end-of-turn token, unless the reply is empty.
+    A reply that was cut off gets no end-of-turn token. An empty reply always gets this token.
 
     Raises: LookupError or TypeError for another kind of record."""
     # Older files do not name the split. A record that names a policy is a game of an evaluation.

@@ -105,7 +105,8 @@ def ask_human(rollout: Rollout) -> Reply | None:
 
 def find_mistake(env: Env, actions: list[str]) -> str:
     """Say which typed action is illegal, and what is legal; "" if no action is illegal."""
-    # Without a list of actions, legality depends on the state, so only the first is checked.
+    # If `env.actions` is empty, the state decides what is legal. The first typed action may change
+    # the state, so only this action is checked.
     checked = actions if env.actions else actions[:1]
     refused = [action for action in checked if not env.is_legal(action)]
     if not refused:

@@ -23,8 +23,9 @@ PROBE_KEYS = (
 def probe(model, chat: Chat, config: Config) -> dict[str, float]:
     """Let the model play held-out instances at eval_temperature and at temperature 1.
 
-    Returns: the metrics of PROBE_KEYS at each temperature. Entropy is the mean -log p of the
-        sampled tokens, in nats."""
+    Entropy is the mean -log p of the sampled tokens, in nats.
+
+    Returns: the metrics of PROBE_KEYS at each temperature."""
     # Always the torch engine, because one process cannot start a vLLM for each probe.
     engine = make_engine(replace(config, engine="torch"), model, chat)
     starts = [((i,), 0) for i in range(config.eval_size)]

@@ -63,7 +63,7 @@ RECORD = {  # keys and types of a line, in the notation of support/json_shapes.p
     "entropy": ((float, None), ...),
 }
 
-# keys that turns of older records lack
+# keys that a turn in an older record may lack
 NEW_FACTS = ("moves", "faults", "out_of_actions", "cut_by", "false_statements", "why_lost")
 
 
@@ -76,13 +76,15 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     """Play every recorded trajectory again. Yield a row of scores for each environment, policy and
     evaluation.
 
-    Raises: UserError if the record has games of an environment that is not scored. UserError after
-        the last row if a trajectory differs from its record."""
+    Differences are reported after the last row.
+
+    Raises: UserError if a game's environment is not scored, or if a game differs from its record.
+    """
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
-    num_seen = Counter()  # game -> how often it occurred so far; an evaluation plays it once
+    num_seen = Counter()  # game -> its number of records so far; an evaluation plays a game once
     different = []
-    late = []  # differing games with a time-out in the record or now
+    late = []  # differing games with a time-out in the record or in the replay
     for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])

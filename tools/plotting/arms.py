@@ -21,7 +21,8 @@ from support.settings_history import (
     without_old_evaluations,
 )
 
-Wins = dict[str, np.ndarray]  # "start", "after RL" or reference player -> (n,) of 0 and 1
+# "start", "after RL" or name of a reference player -> (n,), 1 for a prompt that was won, else 0
+Wins = dict[str, np.ndarray]
 POLICIES = ("start", "after RL")
 RATE = (float, None)
 STEP = {
@@ -29,7 +30,7 @@ STEP = {
     "eval_success": RATE,
     "cpu_s": RATE,
     "response_length": RATE,
-    "sampled_groups": (int, ...),  # not in old rows
+    "sampled_groups": (int, ...),  # missing in old files
 }
 LONGEST_NAME = 60
 
@@ -58,13 +59,13 @@ class TrainedRun:
         return bool(self.wins)
 
     def scored_env(self) -> str:
-        """Return the environment of `evaluations` of a finished run."""
+        """Return the environment in which `evaluations` were made. The run must be finished."""
         return next(iter(self.wins))
 
 
 @dataclass(frozen=True)
 class Arm:
-    """The seeds of one method."""
+    """The runs of one method, which differ only in the seed."""
 
     name: str
     runs: list[TrainedRun]  # in the order of their seeds
@@ -91,7 +92,8 @@ def read_run(folder: Path) -> TrainedRun:
     """Read the folder of a run, finished or not.
 
     If a restart changed how the run evaluates, earlier evaluations are left out.
-    Raises: UserError if the folder holds no run, no evaluation, or data that no run writes."""
+
+    Raises: UserError if the folder holds no run, no evaluation, or wrong data."""
     config = load_saved(folder)
     wins = read_wins(folder / "scores.json")
     evaluations = {}
@@ -198,7 +200,7 @@ def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
 
 def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
     """Name each arm after the folder of its first run, without _s<seed>. If two names are equal,
-    all names begin with the parent folder."""
+    all names become PARENT/NAME."""
     paths = []
     for runs in runs_of:
         path = runs[0].folder.resolve()

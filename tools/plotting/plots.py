@@ -29,7 +29,7 @@ the seeds. Dashed lines are players under the limits of the policy. A triangle m
 warning."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
-WINDOW = 9  # iterations of a moving average
+WINDOW = 9  # a moving average is over this many iterations
 
 
 def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
@@ -72,7 +72,7 @@ def draw_metric(axes: Axes, metric: str, curves: Curves, looks: dict[str, dict])
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """Group curves by the environment that begins their label, and remove this word."""
+    """Group curves by environment, the first word of their label, and remove this word from it."""
     columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
@@ -82,7 +82,7 @@ def split_by_env(curves: Curves) -> dict[str, Curves]:
 
 
 def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
-    """Draw the mean of the seeds over passes (iterations x epochs).
+    """Draw a metric's mean over the seeds. The x axis counts passes (iterations x epochs).
 
     The band is `success_band` for evaluations, and the range of the seeds for other metrics. A
     triangle marks the first warning of a collapse in a seed.
@@ -113,8 +113,8 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % intervals over prompts and seeds of I evaluations: lower and upper ends (I,).
 
-    An interval is `rate_interval` if the solved prompts are known. Otherwise it is
-    `interval_of_rates`, which is at least as wide. It is NaN if a seed has no rate.
+    If the solved prompts are known, the interval is `rate_interval`. If they are unknown, it is
+    `interval_of_rates`, which is at least as wide. If a seed has no rate, it is NaN.
 
     Args:
         rates: success rates of S seeds, (S, I).
@@ -134,7 +134,7 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw the players with equal success in all curves. Returns: their labels."""
+    """Draw the players whose success is equal in all curves. Returns: the labels of the players."""
     players = []
     for rows in curves.values():
         wins = {name: games[0] for name, games in wins_of_run(rows).items()}

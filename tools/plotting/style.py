@@ -76,7 +76,7 @@ class Label(NamedTuple):
 
 @contextmanager
 def picture(*paths: Path, width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure of a size in inches, then write it to the paths, as PNG or PDF."""
+    """Yield a figure, then write it to the paths as PNG or PDF. Width and height are in inches."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
@@ -129,7 +129,7 @@ def draw_legend(
     Args:
         looks: name of a curve -> its look, see `look_of`.
         notes: lines above the names.
-        signs: meaning of a line or an area -> sample, listed after the curves.
+        signs: text -> line or area to show; these entries follow the curves.
     """
     entries: dict[str, Artist] = {name: Line2D([], [], **look) for name, look in looks.items()}
     entries |= signs or {}
@@ -143,7 +143,7 @@ def draw_legend(
     legend = figure.legend(handles, names, loc="outside lower center", ncols=num_columns)
     legend.set_title(notes, {"size": 10})
     for text in (legend.get_title(), *legend.get_texts()):
-        text.set_parse_math(False)  # a name may hold dollar signs
+        text.set_parse_math(False)  # matplotlib would read dollar signs in a name as math
 
 
 def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
@@ -151,7 +151,7 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
 
     Call this function after the y limits are final.
     """
-    axes.figure.draw_without_rendering()  # the layout sets the height of the axes
+    axes.figure.draw_without_rendering()  # computes the layout, and so the height of the axes
     labels = sorted(labels, key=lambda label: label.height)
     bottom, top = axes.get_ylim()
     box = axes.get_position()
@@ -184,11 +184,10 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def spread(heights: Sequence[float], gap: float, highest: float = math.inf) -> list[float]:
-    """Move ascending heights as little as possible.
+    """Move ascending heights apart, as little as possible.
 
-    Afterwards neighbours are at least `gap` apart, and no height is above `highest`.
-
-    The method is isotonic regression (pool adjacent violators).
+    Afterwards neighbours are at least `gap` apart, and no height is above `highest`. The method is
+    isotonic regression (pool adjacent violators).
 
     >>> spread([10.0, 73.0, 77.0], gap=5.0)
     [10.0, 72.5, 77.5]

@@ -1,4 +1,4 @@
-"""Rows of finished runs as a Markdown table and as points for a spreadsheet (CSV)."""
+"""Results of finished runs as a Markdown table and as points for a spreadsheet (CSV)."""
 
 from configurator import UserError
 
@@ -11,8 +11,8 @@ import numpy as np
 from support.run_folder import replace_file
 from support.statistics import difference_interval, percent, rate_interval
 
-Rows = list[dict]  # the rows of a curve, one for each seed; see studies/runs.py
-Curves = dict[str, Rows]  # label of a method -> rows; [] if it was not run
+Rows = list[dict]  # results of one method, a dict ("row") for each seed; see studies/runs.py
+Curves = dict[str, Rows]  # label of a method -> its rows; [] if the method was not run
 # "start", "after RL" or name of a reference player -> array (seeds, games), 1 for a success, else 0
 Wins = dict[str, np.ndarray]
 
@@ -63,7 +63,7 @@ def wins_of_run(rows: Rows) -> Wins:
 
 
 def series(row: dict) -> dict[str, dict[int, float]]:
-    """Return metric -> iteration -> value, with iteration 0 for the model before RL."""
+    """Return metric -> iteration -> value. "eval_success" also has iteration 0, before RL."""
     start = wins_of_run([row])["start"]
     success = {0: float(start.mean())}
     for iteration, value in row["curve"].items():
@@ -141,8 +141,8 @@ def line_of(cells: Sequence[str]) -> str:
 
 
 def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
-    """Return the name of a table row -> wins. The first environment has the name LABEL, each other
-    environment "LABEL on ENV"."""
+    """Return wins by the name of a row of the table. The row of the first environment is named
+    LABEL. The row of another environment is named "LABEL on ENV"."""
     named = {}
     for env, wins in wins_by_env(rows).items():
         named[f"{label} on {env}" if named else label] = wins
@@ -169,7 +169,7 @@ def success_lines(curves: Curves) -> list[str]:
 
 
 def cost_lines(curves: Curves) -> list[str]:
-    """Return a table of the mean costs of every curve; [] unless a curve uses demonstrations."""
+    """Return a table of the mean costs of every curve; [] if no curve uses demonstrations."""
     all_rows = [row for rows in curves.values() for row in rows]
     if not any(row["costs"]["demonstrations"] for row in all_rows):
         return []
@@ -185,7 +185,8 @@ def cost_lines(curves: Curves) -> list[str]:
 
 
 def player_lines(curves: Curves) -> list[str]:
-    """Return a line of reference players for each group of table rows with equal player results."""
+    """Return lines with the success of the reference players. Table rows whose players have the
+    same success share a line."""
     labels: dict[str, list[str]] = {}
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():

@@ -83,7 +83,7 @@ def title_of(env: str, num_prompts: int) -> str:
     """
     name, _, options = env.partition(":")
     words = [word.replace("_", " ").replace("=", " ") for word in options.split(",") if word]
-    if name.endswith(".py"):  # a user's file: the first word names the class
+    if name.endswith(".py"):  # a user's file: the first option is the name of the class
         title = options.split(",")[0]
         words = words[1:]
     else:
@@ -96,7 +96,7 @@ def title_of(env: str, num_prompts: int) -> str:
 
 
 def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
-    """Return legend entries for the kinds of lines and areas: text -> sample."""
+    """Return the legend entries for kinds of lines and areas: text -> line or area to show."""
     signs: dict[str, Artist] = {}
     if any(len(arm.runs) > 1 for arm in arms):
         signs["mean of the seeds"] = Line2D([], [], color=GRAY, **MEAN_LINE)
@@ -131,9 +131,10 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Return which of n prompts the S seeds solved, (S, n): key 0 before RL, key -1 after RL.
+    """Return which prompts each seed solved, (S, n): key 0 before RL, key -1 after RL.
 
-    It is {} until all seeds are finished. Key -1 is missing if seeds end at different iterations.
+    The dict is empty until all seeds are finished. Key -1 is missing if seeds end at different
+    iterations.
     """
     if not all(run.is_finished() for run in arm.runs):
         return {}
@@ -172,9 +173,8 @@ def shared_players(arms: Sequence[Arm], env: str) -> Wins:
 def draw_warning_panel(runs: Sequence[Path], *paths: Path) -> None:
     """Plot PANEL_METRICS, with a dashed line at each sign of collapse.
 
-    Thin lines are single iterations, thick lines are moving averages.
-
-    Source: figure 6 of https://arxiv.org/abs/2504.20073.
+    Thin lines are single iterations, thick lines are moving averages. The metrics are those of
+    figure 6 of https://arxiv.org/abs/2504.20073.
     """
     looks = {}
     notes = []

@@ -138,7 +138,7 @@ def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
 
 
 def read_file(path: Path) -> list[tuple[dict, str | None]]:
-    """Return the trajectories of a file, each with its policy's name, or None for training.
+    """Return the trajectories of a file, each with the name of its policy; None means training.
 
     Raises: UserError if a line is no trajectory, or if there is none."""
     shape = {"policy": (str, ...), "step": (int, ...), "group": (int, ...), **TRAJECTORY}
@@ -173,9 +173,11 @@ def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) ->
     """Return the data of the curves on the page.
 
     Args: rows: of metrics.jsonl; records: from `read_trajectories` or `read_file`.
-    Returns: steps: the iterations; curves: name and values of each metric in CURVES, with a value
-        or None for each step; eval: (iteration, success) of each evaluation. Iteration 0 is the
-        model before RL."""
+
+    Returns:
+        steps: the iterations.
+        curves: name and values of each metric in CURVES, a value or None for each iteration.
+        eval: (iteration, success) of each evaluation. Iteration 0 is the model before RL."""
     curves = {}
     for key, label in CURVES.items():
         values = [row.get(key) for row in rows]
@@ -266,8 +268,8 @@ def name_outcome(status: str, out_of_actions: bool | None) -> str:
 
 
 def number_prompt(record: dict, trajectory: dict, prompt_ids: dict[tuple, int]) -> int:
-    """Number prompts: trajectories with the same iteration and start share a number, also across
-    runs."""
+    """Return the number of a trajectory's prompt. Trajectories with the same iteration and start
+    share a number, also across runs."""
     first = trajectory["turns"][0]
     start = (trajectory["env"], first["board"], first["text"], *record["seed"])
     key = (record.get("step"), *start)
@@ -298,8 +300,11 @@ def describe_turn(
 ) -> dict:
     """Select what the page shows of a turn.
 
-    Args: following: the next turn, whose message reports on this turn, or None; env: the
-        environment with its options; think, text_ids: as for `describe_trajectory`.
+    Args:
+        following: the next turn, whose message reports on this turn; None after the last turn.
+        env: the environment with its options.
+        think, text_ids: as for `describe_trajectory`.
+
     Returns: the fields below. "reply" is empty for a reply in the required format."""
     cells = cells_of(env)
     message = split_message(shown(turn["observation"]), cells)

@@ -1,7 +1,7 @@
 """Draw the boards of FrozenLake and Sokoban, for the page and the GIFs of tools/view.py.
 
-A cell is a stack of layers, and a layer is a list of shapes. A cell measures 1 by 1 from its upper
-left corner; y grows downwards.
+A cell is a stack of layers, and a layer is a list of shapes. A cell has width and height 1. The
+coordinates of its shapes begin at its upper left corner, and y grows downwards.
 """
 
 import re
@@ -114,7 +114,8 @@ SOKOBAN_CELLS = (  # layers of each symbol, in the order of the alphabets in Sok
     ("floor", "target", "player"),
 )
 
-# Episode puts a header before an observation: a report on the turn before, then the budget.
+# `Episode` (dialogue.py) puts a header before an observation: a report on the turn before, then the
+# turns and actions that are left (the budget).
 HEADER = re.compile(
     r"(?:(?P<report>.*?)\n)?"
     r"(?P<budget>Turn \d+ of \d+, \d+ actions? left)\.\n"
