@@ -146,10 +146,10 @@ def actions_per_turn(k: int) -> Curve:
 def collapsing() -> dict[str, Curve]:
     """Return methods at 2e-3, a learning rate at which StarPO collapses, and some at lower rates.
 
-    An iteration samples 32 trajectories (dynamic sampling: up to 96) and makes four optimizer steps
-    on 8 each, unless the name says otherwise. StarPO-S keeps 8 trajectories, so its four steps
-    train on 2 each. Dynamic sampling and SAMPO drop groups of equal rewards, so they may make fewer
-    steps. The bfloat16 engine is tried at 1e-3, where StarPO does not collapse in float32.
+    An iteration samples 32 trajectories (dynamic sampling: up to 96). It makes four optimizer steps
+    on 8 trajectories each; "one step" and "two epochs" in a name change this. StarPO-S keeps 8
+    trajectories, so its four steps train on 2 each. Dynamic sampling and SAMPO drop groups of equal
+    rewards, so they may make fewer steps. The bfloat16 engine is tried at 1e-3, where StarPO does not collapse in float32.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -202,7 +202,8 @@ def collapse_cell(*overlays: str, **overrides: object) -> Curve:
 
 
 def estimators() -> dict[str, Curve]:
-    """Return estimators of advantages at about equal CPU time, with the settings of tiny_best.py.
+    """Return runs with different advantage estimators, at about equal CPU time. The other settings
+    are those of tiny_best.py.
 
     An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have
     fewer iterations. The runs of GAE keep all checkpoints, for studies/credit/measure.py.
@@ -210,7 +211,7 @@ def estimators() -> dict[str, Curve]:
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
-    sokoban = {"num_groups": 16, "format_penalty": -1.0}  # games are longer, rewards are larger
+    sokoban = {"num_groups": 16, "format_penalty": -1.0}  # longer games, larger rewards
     # With "plan" a game pays at most 1, so the format penalty is small.
     plan = {"reward_density": "plan", "format_penalty": -0.1}
     curves = {}
@@ -267,8 +268,8 @@ def echo_trap() -> dict[str, Curve]:
 def jobs() -> dict[str, Curve]:
     """Return curves on bandits whose arms are named after jobs, each with its own cold start (SFT).
 
-    The curves with one pair of jobs, with and without thoughts, repeat table 4 of the paper on the
-    bandit."""
+    The two curves with one pair of jobs repeat table 4 of the paper on the bandit: with and without
+    thoughts."""
     one_pair = {"num_iterations": 12, "eval_every": 4}
     return {
         "bandit one pair, with thoughts": on_jobs("bandit_transfer", **one_pair),
@@ -317,7 +318,7 @@ REPAIR_SFT = Curve(
     # This restores the default 400: at scale tiny, tiny_text.py sets 32.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
-BUDGET = 6400  # what a run of `split` may cost, in rollouts
+BUDGET = 6400  # cost of a run in the figure "split", in rollouts
 DEMONSTRATION_PRICE = 10  # cost of one demonstration, in rollouts
 
 
@@ -589,7 +590,7 @@ class Command:
 def read_names(
     argv: Sequence[str], known: Collection[str], extra: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Read names, then options, for a program that fixes the settings of its runs.
+    """Read the command line of a program whose runs have fixed settings: names, then options.
 
     Args: known: the names that may be given; extra: the options with their defaults.
     Returns: the names, at least one; a value for each key of `extra`.

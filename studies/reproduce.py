@@ -91,7 +91,7 @@ from tools.plotting import plots, tables
 
 @dataclass(frozen=True)
 class Job:
-    """The run of one seed of a curve."""
+    """A training run: one seed of a curve."""
 
     curve: Curve
     scale: str
