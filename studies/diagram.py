@@ -27,7 +27,7 @@ class Group(NamedTuple):
     """The trajectories of one prompt."""
 
     name: str
-    y: float  # of the first trajectory
+    y: float  # height at which the first trajectory is drawn
     num_turns: tuple[int, ...]  # of each trajectory
     scores: tuple[int, ...]
 

@@ -149,7 +149,8 @@ def collapsing() -> dict[str, Curve]:
     An iteration samples 32 trajectories (dynamic sampling: up to 96). It makes four optimizer steps
     on 8 trajectories each; "one step" and "two epochs" in a name change this. StarPO-S keeps 8
     trajectories, so its four steps train on 2 each. Dynamic sampling and SAMPO drop groups of equal
-    rewards, so they may make fewer steps. The bfloat16 engine is tried at 1e-3, where StarPO does not collapse in float32.
+    rewards, so they may make fewer steps. The bfloat16 engine is tried at 1e-3, where StarPO does
+    not collapse in float32.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}

@@ -140,7 +140,7 @@ def test_a_run_may_go_on_after_a_spike_of_the_gradient():
         make_row(fall, grad_norm=spike_at(16)),  # after the collapse
         make_row(fall),
         make_row([0.9] * 4, grad_norm=spike_at(6)),
-        make_row([0.9] * 4, grad_norm=spike_at(5)),  # in iterations 1 to 5, which define the first level
+        make_row([0.9] * 4, grad_norm=spike_at(5)),  # iterations 1 to 5 set the first level
         make_row([0.9] * 4, grad_norm=[1.0] * 10 + [None] * 10),
     ]
     unknown = make_row(fall, grad_norm=[None] * 5 + [4.0] * 15)  # it has no first level

@@ -1,8 +1,9 @@
-"""Measure how well the credit of an estimator follows the true advantages of turns.
+"""Measure how well the credit of an advantage estimator agrees with the true advantages of turns.
 
-The true advantage of each of K turns is estimated from m continuations of the game that start
-before the reply, and m that start after it (studies/credit/play.py). The noise of the estimates
-lowers every correlation. Most measures are corrected for it.
+The credit of a turn is the mean advantage that the estimator gives its tokens. The true advantage
+of each of K turns is estimated from m continuations of the game that start before the reply, and m
+that start after the reply (studies/credit/play.py). The noise of these estimates lowers every
+correlation. Most measures are corrected for this noise.
 """
 
 import math
@@ -14,8 +15,8 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # a sign is known if the estimate is more than DECIDED standard errors from 0
-# report.py has their names in tables; studies/credit/README.md defines them
+DECIDED = 2.0  # an advantage so many standard errors from 0 has a known sign
+# studies/credit/README.md defines these measures; report.py has their names in tables
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 
@@ -60,16 +61,16 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """The rank correlation of `advantages` with a second, independent estimate, or NaN.
+        """The rank correlation that `advantages` has with a second, independent estimate, or NaN.
 
-        The formula of Spearman and Brown predicts it from two halves of the draws."""
+        The formula of Spearman and Brown predicts this correlation from two halves of the draws."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """About the rank correlation that exact advantages would have with `advantages`, or NaN."""
+        """An estimate of the rank correlation of the exact advantages with `advantages`, or NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:

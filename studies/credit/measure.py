@@ -74,7 +74,7 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
 def measure_missing(
     job: CreditJob, run: str, config: Config, cases: dict[str, dict | None]
 ) -> None:
-    """Fill in the cases that are None, and write their files."""
+    """Measure the cases that are None, and write their files."""
     device, dtype = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device, dtype)
     # "start" comes first, while the learner still has its initial weights.
@@ -110,7 +110,9 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
 
 
 def read_case(path: Path, settings: dict) -> dict | None:
-    """Read the case of an earlier call, or None. Raises: UserError if its settings differ."""
+    """Read the measurements of an earlier call; None without their file.
+
+    Raises: UserError if their settings differ."""
     if not path.is_file():
         return None
     case = read_json(path, {"turns": {}})

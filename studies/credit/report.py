@@ -1,7 +1,7 @@
 """Write tables and a picture of how accurate the credit of each estimator is.
 
-A case is what measure.py measured at one checkpoint of a run. The report shows means over seeds,
-with intervals over boards and seeds.
+The credit of a turn is the mean advantage of its tokens. A case is what measure.py measured at one
+checkpoint of a run. The report shows means over seeds, with intervals over boards and seeds.
 """
 
 import json

@@ -16,7 +16,7 @@ from studies.credit.page import correlations, results_of, speed_of
 
 
 def make_row(*successes, seed=0):
-    """Return the row of a run: success 0.4 before RL, then `successes` every ten iterations."""
+    """Return the record of a run: success 0.4 before RL, then `successes` every ten iterations."""
     curve = {str(10 * (i + 1)): success for i, success in enumerate(successes)}
     return {
         "settings": {"seed": seed},

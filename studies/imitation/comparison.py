@@ -1,6 +1,6 @@
 """Compare RL with imitation and with scripted players, on the same games.
 
-    python -m studies.imitation.comparison frozenlake  # all rows of a world that are missing
+    python -m studies.imitation.comparison frozenlake  # all missing rows of this environment
     python -m studies.imitation.comparison frozenlake --only=PPO --seeds=0
     python -m studies.imitation.comparison frozenlake sokoban --draw=True  # no runs, only the page
     python -m studies.imitation.comparison frozenlake --show=True  # print the recorded rows
@@ -260,7 +260,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
     chosen = [only] if only in known else [row for row in known if only in row]
     if not chosen:
         raise UserError(f"--only={only} matches none of the rows of {name}: {'; '.join(known)}")
-    commit = git_commit()  # before the runs, during which it may change
+    commit = git_commit()  # before the runs: others may commit meanwhile
     if "players" in chosen and not is_finished(name, "players", 0):
         write_row(name, "players", 0, {"wins": wins_of_players(world)}, commit)
     if BASE in chosen and not is_finished(name, BASE, 0):

@@ -138,7 +138,7 @@ def form_cell(row: Row) -> str:
 def form_loss(row: Row) -> int | None:
     """Return the iteration at which a run loses the form, or None.
 
-    It is the first of the last iterations with a share of valid replies below LOST."""
+    From this iteration on, the share of valid replies stays below LOST."""
     valid = row["series"].get("valid_frac", [])
     num_lost = 0
     for fraction in reversed(valid):

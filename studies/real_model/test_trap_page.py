@@ -16,7 +16,7 @@ from tools.sft import read_sft
 
 
 def row_of(successes, lengths, seed=0):
-    """Return a row with success before RL and at every fifth iteration, and lengths of replies."""
+    """Return the record of a run: success before RL and every 5 iterations, lengths of replies."""
     flat = [0.4] * len(lengths)
     series = {
         "success": flat,
