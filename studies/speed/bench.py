@@ -9,7 +9,7 @@
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
 config/models/tiny.py, with the changes in LAKE and BANDIT. Config files and --key=value override
-them, but have no effect on head and scale:
+these settings (head and scale ignore both):
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 

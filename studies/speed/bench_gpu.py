@@ -243,7 +243,7 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
 
 
 def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
-    """Time the torch engine on two turns of all trajectories. Only `config.dtype` is used."""
+    """Time the torch engine on two turns of all trajectories. Of `config`, only `dtype` counts."""
     sizes = sizes_for(device)
     num_rows = sizes.num_groups * sizes.group_size
     config = load_config(
