@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 class Curve:
     """A training run: names of files in config/, and settings that override these files.
 
-    If `sft` is given, the run starts from the model that this SFT stage trains. It also uses the
-    files and overrides of the stage. Curves with equal stages share one SFT run for each seed.
+    If `sft` is given, the run starts from the model that this SFT stage trains. The run also uses
+    the files and overrides of the stage. Curves with equal stages share one SFT run for each seed.
     """
 
     files: tuple[str, ...]

@@ -11,10 +11,10 @@
     python -m studies.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
     python -m studies.reproduce echo_trap                    # SmolLM2-135M on a CPU
 
-An interrupted run continues. A finished run has a JSON file in studies/rows/. The run is repeated
-only with --again=True. Curves with equal settings share their runs. From the JSON files the script
-writes a table (.md), points (.csv) and a picture (.png) into the folder of the study. It ignores
-runs of the tiny model that started from other weights than those in base/.
+The same command continues an interrupted run. A finished run has a JSON file in studies/rows/, and
+is repeated only with --again=True. Curves with equal settings share their runs. From the JSON files
+the script writes a table (.md), points (.csv) and a picture (.png) into the folder of the study. It
+ignores runs of the tiny model that started from other weights than those in base/.
 """
 
 from configurator import Config, UserError

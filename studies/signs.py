@@ -13,8 +13,8 @@ from typing import NamedTuple
 from tools.plotting import tables
 
 DROP = 0.2  # fall of success that counts as a collapse
-WINDOW = 3  # a level is the median of so many iterations
-FIRST = 5  # the first level is the median of the first so many iterations
+WINDOW = 3  # iterations whose median is a level
+FIRST = 5  # iterations 1 to FIRST define the first level
 
 Row = dict  # the results of a run, see studies/runs.py
 

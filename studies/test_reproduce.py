@@ -590,7 +590,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
         return SimpleNamespace(returncode=0)
 
     launch_with(monkeypatch, run_here)
-    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # for a run in a thread
+    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals need the main thread
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
     figures = {}
     for name in figures_at("tiny"):

@@ -18,7 +18,7 @@ from worlds.bandit import Bandit
 
 
 def environment_texts():
-    """Return texts of environments, drawn with other seeds than those for the tokenizer."""
+    """Return texts of environments, from other seeds than the texts that trained the tokenizer."""
     texts = []
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
     for spec in [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]:

@@ -63,7 +63,7 @@ class Verdict:
     """How well a sign predicts the collapses of some runs."""
 
     num_collapsed: int = 0  # runs that collapse
-    num_predicted: int = 0  # collapsing runs whose sign begins by the last evaluation before it
+    num_predicted: int = 0  # runs whose sign begins by the last evaluation before the collapse
     num_late: int = 0  # collapsing runs whose sign begins only after this evaluation
     num_alarmed: int = 0  # num_predicted + runs without a collapse that show the sign
     num_false: int = 0  # beginnings of the sign in runs without a collapse

@@ -58,7 +58,7 @@ def test_a_run_is_alive_if_it_updates_and_ends_near_the_best_of_starpo():
     assert num_updates(starpo) == 15
     assert is_alive(make_row([0.8, 0.85]), starpo) is False  # ten updates are too few
     assert is_alive(make_row([0.8, 0.85, 0.86]), starpo)
-    assert not is_alive(make_row([0.8, 0.8, 0.84]), starpo)  # it ends 6 points below 0.9
+    assert not is_alive(make_row([0.8, 0.8, 0.84]), starpo)  # the run ends 6 points below 0.9
     assert not is_alive(starpo, starpo)
 
 
@@ -143,7 +143,7 @@ def test_a_run_may_go_on_after_a_spike_of_the_gradient():
         make_row([0.9] * 4, grad_norm=spike_at(5)),  # iterations 1 to 5 set the first level
         make_row([0.9] * 4, grad_norm=[1.0] * 10 + [None] * 10),
     ]
-    unknown = make_row(fall, grad_norm=[None] * 5 + [4.0] * 15)  # it has no first level
+    unknown = make_row(fall, grad_norm=[None] * 5 + [4.0] * 15)  # there is no first level
     assert collapse.first_spike(unknown, 3.0) is None
     assert [collapse.first_spike(row, 3.0) for row in rows] == [14, 16, None, 6, None, None]
     quiet = [make_row([0.9] * 4, grad_norm=spike_at(7)), make_row([0.9] * 4)]

@@ -1,9 +1,9 @@
 """Measure how well the credit of an advantage estimator agrees with the true advantages of turns.
 
 The credit of a turn is the mean advantage that the estimator gives its tokens. The true advantage
-of each of K turns is estimated from m continuations of the game that start before the reply, and m
-that start after the reply (studies/credit/play.py). The noise of these estimates lowers every
-correlation. Most measures are corrected for this noise.
+of each of K turns is estimated from m continuations of the game from the state before the turn, and
+m that repeat the turn's reply first (studies/credit/play.py). The noise of these estimates lowers
+every correlation. Most measures are corrected for this noise.
 """
 
 import math
@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # an advantage so many standard errors from 0 has a known sign
+DECIDED = 2.0  # an advantage more than this many standard errors from 0 has a known sign
 # studies/credit/README.md defines these measures; report.py has their names in tables
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
@@ -133,8 +133,8 @@ def with_intervals(
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages between turns of the same game.
 
-    The correlation is corrected for noise. It is 0 if the credits within each game are equal, else
-    NaN if the advantages within games differ by noise only.
+    The correlation is corrected for noise. It is 0 if the credits within each game are equal.
+    Otherwise it is NaN if the advantages within games differ by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)

@@ -57,7 +57,7 @@ PLAYERS = {  # name of a player in eval.py -> its name on the page
     "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
-OTHER_PLAYERS = {  # these names for worlds that are not grids
+OTHER_PLAYERS = {  # the same for environments without a grid
     "random, closed loop": "random",
     "optimal, closed loop": "reference player",
 }
@@ -251,7 +251,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Make the missing rows of a world.
+    """Make the missing rows of a world: train the models, and play the games.
 
     Args: only: the name of a row, or a part of the names of several rows.
     Raises: UserError if no row has such a name."""
