@@ -221,7 +221,7 @@ def show(name: str, scale: str) -> str:
 
 
 def rows_of(curves: dict[str, Curve], scale: str) -> dict[str, list[dict]]:
-    """Return label -> rows of the finished runs of its curve, in the order of their seeds."""
+    """Return label of a curve -> rows (records) of its finished runs, ordered by seed."""
     rows = runs.finished_rows()
     found = {}
     for label, curve in curves.items():

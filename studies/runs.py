@@ -72,7 +72,7 @@ def base_of(arguments: Sequence[str]) -> str:
 
 
 def run(curve: Curve, scale: str, seed: int) -> str:
-    """Train one seed of a curve and write its row.
+    """Train one seed of a curve and write its row (JSON file).
 
     Returns:
         A sentence about the failure, or '' after success.

@@ -51,7 +51,7 @@ FAMILIES = {  # beginning of a method's name -> its family in the picture; the f
     "": "methods since RAGEN",
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
-FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried for each sign
+FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried for the factor of each sign
 SPIKES = (3.0, 10.0)  # a spike is a gradient norm above this multiple of its first level
 
 FOLDER = Path("studies/collapse")
@@ -60,7 +60,7 @@ Row = dict  # the record of one run, see studies/runs.py
 
 @dataclass
 class Verdict:
-    """How well a sign predicts the collapses of some runs."""
+    """How well a sign of collapse predicts the collapses of some runs."""
 
     num_collapsed: int = 0  # runs that collapse
     num_predicted: int = 0  # runs whose sign begins by the last evaluation before the collapse
@@ -123,7 +123,7 @@ def is_alive(row: Row, starpo: Row) -> bool:
 
 
 def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
-    """Judge how well a sign predicts the collapses of these runs.
+    """Judge how well a sign of collapse predicts the collapses of these runs.
 
     Args: sign: None judges the first warning that each run printed."""
     verdict = Verdict()

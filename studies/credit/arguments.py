@@ -26,7 +26,8 @@ class CreditJob:
     """The checkpoints to measure, and the settings."""
 
     runs: dict[str, Config]  # folder of a run -> settings of the games to play
-    checkpoints: dict[str, dict[str, Path | None]]  # run -> label -> folder; None: untrained
+    # run -> label of a checkpoint ("start", "20", "end") -> its folder; None for "start"
+    checkpoints: dict[str, dict[str, Path | None]]
     options: dict  # see CREDIT_OPTIONS
 
 

@@ -74,7 +74,7 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
 def measure_missing(
     job: CreditJob, run: str, config: Config, cases: dict[str, dict | None]
 ) -> None:
-    """Measure the checkpoints whose case is None, and write their files."""
+    """Measure the checkpoints that have None in `cases`, and write their files."""
     device, dtype = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device, dtype)
     # "start" comes first, while the learner still has its initial weights.

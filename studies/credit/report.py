@@ -94,7 +94,7 @@ def without_nan(value):
 
 
 def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
-    """Measure all cases, and pool those that differ only in the seed."""
+    """Measure every case (a checkpoint of a run), and pool cases that differ only in the seed."""
     pools: dict[tuple, list[dict]] = {}
     for case in cases:
         key = (case["env"], case["estimator"], case["label"])

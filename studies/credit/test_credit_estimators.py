@@ -102,7 +102,7 @@ def test_credits_are_those_that_train_would_use(played, name):
     experience = train.build_experience(learner, trajectories)
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
-    if "reward_density" in settings:  # `credits_of` must convert native rewards
+    if "reward_density" in settings:  # `credits_of` converts native rewards itself
         density = settings["reward_density"]
         native_learner, native_games, _ = played(settings["estimator"], turn_level=True)
         shaped_scores = [shaped(game, density).score for game in native_games]

@@ -75,7 +75,7 @@ class World(NamedTuple):
 
     title: str
     files: tuple[str, ...]  # names of files in config/: the environment and its limits
-    methods: dict[str, Method]  # name of the row -> method
+    methods: dict[str, Method]  # name of its row in table.md -> method
     headline: str  # the method with which all rows are compared
     overlays: tuple[str, ...] = ()  # names of files in config/ that come after models/tiny.py
 
@@ -272,7 +272,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
 
 
 def run_method(world: World, method: Method, seed: int) -> dict:
-    """Train a model and let it play. Returns: the contents of its row.
+    """Train a model and let it play. Returns: the contents of its row (JSON file).
 
     Raises: UserError if a command fails."""
     commands = []
@@ -357,7 +357,7 @@ def row_path(world: str, method: str, seed: int) -> Path:
 
 
 def write_row(world: str, method: str, seed: int, row: dict, commit: str | None) -> None:
-    """Write the file of a row, with the hash of base/, the commit and the machine."""
+    """Write a row (JSON file), with the hash of base/, the commit and the machine."""
     described = {
         **row,
         "samples": SAMPLES,
@@ -369,7 +369,7 @@ def write_row(world: str, method: str, seed: int, row: dict, commit: str | None)
 
 
 def read_row(world: str, method: str, seed: int) -> dict | None:
-    """Return a row, or None if it is missing or its run started from other weights than base/."""
+    """Read a row (JSON file). None if it is missing or does not come from the weights in base/."""
     path = row_path(world, method, seed)
     if not path.exists():
         return None
@@ -434,7 +434,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
-    """Return row -> (shares of games won, [mean CPU-s, mean sampled tokens]).
+    """Return name of a row -> (shares of games won, [mean CPU-s, mean sampled tokens]).
 
     The shares have the shape (seeds, prompts). Players and the base model have costs of 0."""
     found = {}

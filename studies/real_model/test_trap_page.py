@@ -58,7 +58,7 @@ def test_a_run_loses_the_form_of_replies():
     row["series"]["valid_frac"] = valid
     *_, line = page.run_lines({"bandit StarPO": [row]})
     assert line == "| StarPO | 0 | 50 | 100 at 5 | no | 14 | 100 at 20 | 41 |"
-    # The median reply length of iterations 10, 11 and 12 is 60; the form is lost at 14.
+    # The median reply length of iterations 10 to 12 is 60. From 14 on, most replies are invalid.
     assert page.sign_cell(row, page.SIGNS["replies grow by half"]) == "12: 2 before"
     row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4  # a loss needs five iterations
     assert page.form_loss(row) is None
