@@ -212,7 +212,8 @@ def estimators() -> dict[str, Curve]:
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
-    sokoban = {"num_groups": 16, "format_penalty": -1.0}  # longer games, larger rewards
+    # Games of Sokoban are longer, so an iteration has fewer groups. Its rewards are larger.
+    sokoban = {"num_groups": 16, "format_penalty": -1.0}
     # With "plan" a game pays at most 1, so the format penalty is small.
     plan = {"reward_density": "plan", "format_penalty": -0.1}
     curves = {}

@@ -188,7 +188,8 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimate the hours of a run without its SFT stage, from finished seeds if there are any."""
+    """Estimate the hours of a run, without its SFT stage. If other seeds of the run are finished,
+    their time counts."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)

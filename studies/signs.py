@@ -36,7 +36,7 @@ def collapse_iteration(row: Row) -> int | None:
     """Return the iteration of the evaluation at which a run collapses, or None."""
     successes = tables.series(row)["eval_success"]  # iteration -> success; 0 is before RL
     iterations = sorted(successes)
-    start = None  # beginning of the present low evaluations; None if the newest is not low
+    start = None  # iteration at which success became low; None while it is not low
     best = 0.0
     for iteration in iterations:
         best = max(best, successes[iteration])

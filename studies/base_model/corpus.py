@@ -69,13 +69,13 @@ SYLLABLES = """
 # Symbols for Sokoban boards.
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 
-# Shares. All except EASY apply after the easy part.
-DRILLS = 0.45  # grid-world packs of drills
-OTHER_SYMBOLS = 0.2  # Sokoban packs with drawn symbols
-UNKNOWN_ARMS = 0.5  # bandits with made-up names
-THINK = 0.9  # packs whose games have thoughts
-EASY = 0.2  # first share of the training, with drills only
-FEW_ACTIONS = 0.5  # games that start with a random number of actions already used
+# All shares except EASY apply after the easy part.
+DRILLS = 0.45  # share of grid-world packs that hold drills
+OTHER_SYMBOLS = 0.2  # share of Sokoban packs with randomly drawn symbols
+UNKNOWN_ARMS = 0.5  # share of bandits with made-up names
+THINK = 0.9  # share of packs whose games have thoughts
+EASY = 0.2  # share of the training that comes first, with drills only
+FEW_ACTIONS = 0.5  # share of games that start with a random number of actions already used
 
 
 class Document(NamedTuple):

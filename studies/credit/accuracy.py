@@ -196,9 +196,10 @@ def variance_shares(
 def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
     """Compare the critic's values of the states before K turns with the values from continuations.
 
-    "correlation" is Pearson's, "explained" the share of the variance of the true values that the
-    critic explains, "bias" the mean error, "error" the root mean square error. All except "bias"
-    are corrected for the noise.
+    - "correlation": Pearson's correlation.
+    - "explained": the share of the variance of the true values that the critic explains.
+    - "bias": the mean error. It is the only measure that is not corrected for the noise.
+    - "error": the root mean square error.
     """
 
     def compute(mask: ndarray) -> ndarray:

@@ -175,7 +175,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """Format when a sign begins: "9: 6 before" the fall, "13: late", "9: false" or "never"."""
+    """Format when a sign begins: "9: 6 before" (the fall), "13: late", "9: false" or "never"."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:

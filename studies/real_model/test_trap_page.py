@@ -165,8 +165,8 @@ def test_a_missing_model_is_one_sentence():
 def test_a_player_that_guesses_what_is_possible():
     assert guess.chance_of_possible(1, 1) == 1.0
     assert guess.chance_of_possible(2, 1) == 0.5
-    # With three numbers and two turns, a first guess of 1 or 3 wins 2/3 of the games, and a first
-    # guess of 2 wins all.
+    # With three numbers and two turns, a first guess of 2 wins all games. A first guess of 1 or 3
+    # wins 2/3 of the games.
     assert guess.chance_of_possible(3, 2) == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
     assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # the number in README
     assert guess.chance_of_possible(15, 15) == pytest.approx(1.0)

@@ -174,8 +174,8 @@ def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
 def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> float:
     """Count the FLOP of forward and backward.
 
-    A weight costs 6 FLOP a token (the head for sampled tokens only), attention 12 x layers x width
-    for each key that a query sees.
+    A weight costs 6 FLOP a token (the head for sampled tokens only). Attention costs 12 x layers x
+    width FLOP for each key that a query sees.
     """
     weights = 6.0 * (num_body * len(batch.ids) + num_head * len(batch.response_index))
     layout = PackedLayout(batch)
