@@ -128,8 +128,8 @@ def responses_per_prompt(group_size: int) -> Curve:
     num_groups = 128 // group_size
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
-    # The filter would drop groups of one: they have no variance. All 128 trajectories form one
-    # batch, so an iteration has one optimizer step, like the iterations of larger groups.
+    # The filter would drop groups of one trajectory, because they have no variance. All 128
+    # trajectories form one batch. So an iteration has one optimizer step, as with larger groups.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,

@@ -121,7 +121,7 @@ def draw_flagship(path: Path) -> None:
 
 
 def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
-    """Draw a bar with its 95 % interval for each row of BARS; each of several seeds has a dot.
+    """Draw a bar with its 95 % interval for each row of BARS. Several seeds also have a dot each.
 
     Args: rates: row -> share of won games, (seeds, prompts)."""
     for place, (row, (_, color)) in enumerate(BARS.items()):

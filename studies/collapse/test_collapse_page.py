@@ -90,7 +90,7 @@ def test_a_sign_is_judged_by_what_follows_it():
     rows = [
         make_row(fall, entropy=rises),  # predicted at 17, eight iterations before the collapse
         make_row(fall, entropy=flat),  # missed
-        make_row(fall, entropy=late),  # the sign comes after the collapse, so it was missed
+        make_row(fall, entropy=late),  # missed: the sign comes after the collapse
         make_row([0.9] * 6, entropy=rises),  # a false alarm
         make_row([0.9] * 6, entropy=flat),
     ]

@@ -53,7 +53,7 @@ ESTIMATORS: dict[str, dict] = {
         "reward_density": "plan",
     },
 }
-# Settings that all estimators share, unless ESTIMATORS says otherwise.
+# Settings of all estimators. The entries of ESTIMATORS override them.
 NEUTRAL = {
     "turn_level": False,
     "state_weight": 0.0,

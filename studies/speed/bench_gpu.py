@@ -272,7 +272,7 @@ def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
 
 
 def play_turns(engine: Engine, sizes: Sizes, response_tokens: int) -> None:
-    """Play two turns of every trajectory, with an observation of W2's length between them."""
+    """Play two turns of every trajectory, with an observation as long as in W2 between them."""
     histories = {}
     for key, trajectory in enumerate(workload(sizes, sizes.later_tokens["W2"])):
         histories[key] = list(trajectory.first_prompt_ids)
