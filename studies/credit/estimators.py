@@ -140,7 +140,7 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the index of each game's first turn among all K turns, then K, (games + 1,)."""
+    """Return the index of each game's first turn among all K turns, (games + 1,). The last is K."""
     return np.cumsum([0, *(game.num_turns for game in games)])
 
 

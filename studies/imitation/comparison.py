@@ -260,7 +260,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
     chosen = [only] if only in known else [row for row in known if only in row]
     if not chosen:
         raise UserError(f"--only={only} matches none of the rows of {name}: {'; '.join(known)}")
-    commit = git_commit()  # before the runs: others may commit meanwhile
+    commit = git_commit()  # before the runs: it may change meanwhile
     if "players" in chosen and not is_finished(name, "players", 0):
         write_row(name, "players", 0, {"wins": wins_of_players(world)}, commit)
     if BASE in chosen and not is_finished(name, BASE, 0):

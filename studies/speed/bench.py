@@ -14,9 +14,9 @@ these settings (head and scale ignore both):
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 
 By default, rollout and update use an untrained model of 4 layers. --repeats=N sets the number of
-measurements (5). --json=PATH writes the measurements to a file. Compare CPU times, because wall time
-says little on a shared machine. rollout, update and iteration check that their variants do the same
-work. vLLM and TRL (pip install trl) are measured if they are installed.
+measurements (5). --json=PATH writes the measurements to a file. Compare CPU times, because wall
+time says little on a shared machine. rollout, update and iteration check that their variants do the
+same work. vLLM and TRL (pip install trl) are measured if they are installed.
 `python -m studies.speed.gpu_report` measures on a GPU.
 """
 
