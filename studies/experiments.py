@@ -240,7 +240,7 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 
 
 def echo_trap() -> dict[str, Curve]:
-    """Return StarPO, StarPO-S and variants of both, on the bandit. All have the same cold start.
+    """Return StarPO, StarPO-S and variants of both, on the bandit. Those of a seed share a cold start.
 
     The cold start is SFT on 120 games of a player that chooses a random arm. Runs "at 2e-5" have
     the learning rate of smollm2.py, all others have 8e-5."""

@@ -1,7 +1,7 @@
 # Pretraining of the model in base/ on generated text.
-# Launch, or continue an interrupted run:
-#          torchrun --nproc_per_node=2 -m studies.base_model.pretrain \
+# Launch:  torchrun --nproc_per_node=2 -m studies.base_model.pretrain \
 #              studies/base_model/config/pretraining.py
+# The same command continues an interrupted run.
 
 model = "4x96"  # layers x width of a new model with random weights
 device = "cpu"
