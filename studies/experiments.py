@@ -240,10 +240,10 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 
 
 def echo_trap() -> dict[str, Curve]:
-    """Return StarPO, StarPO-S and variants of both, on the bandit. Those of a seed share a cold start.
+    """Return StarPO, StarPO-S and variants of both, on the bandit.
 
-    The cold start is SFT on 120 games of a player that chooses a random arm. Runs "at 2e-5" have
-    the learning rate of smollm2.py, all others have 8e-5."""
+    Runs with equal seeds share a cold start: SFT on 120 games of a player that chooses a random
+    arm. Runs "at 2e-5" have the learning rate of smollm2.py, all others have 8e-5."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
