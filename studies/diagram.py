@@ -27,7 +27,7 @@ class Group(NamedTuple):
     """The trajectories of one prompt."""
 
     name: str
-    y: float  # of the first trajectory
+    y: float  # height at which the first trajectory is drawn
     num_turns: tuple[int, ...]  # of each trajectory
     scores: tuple[int, ...]
 
@@ -127,7 +127,7 @@ def draw_key(axes: Axes) -> None:
 
 
 def draw_update(axes: Axes) -> None:
-    """Draw the text of step 5 and its arrows, from step 4 and back to step 1."""
+    """Draw the text of step 5, an arrow to it from step 4, and an arrow back to step 1."""
     middle = GROUPS[0].y - 1.5 * ROW
     text = "blue tokens get more\nlikely at +0.87, and\nless likely at -0.87"
     box = {"boxstyle": "round,pad=0.5", "facecolor": "#eaf2f8", "edgecolor": TRAINED}

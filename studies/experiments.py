@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 class Curve:
     """A training run: names of files in config/, and settings that override these files.
 
-    If `sft` is given, the run starts from the model that this SFT stage trains. It also uses the
-    files and overrides of the stage. Curves with equal stages share one SFT run for each seed.
+    If `sft` is given, the run starts from the model that this SFT stage trains. The run also uses
+    the files and overrides of the stage. Curves with equal stages share one SFT run for each seed.
     """
 
     files: tuple[str, ...]
@@ -128,8 +128,8 @@ def responses_per_prompt(group_size: int) -> Curve:
     num_groups = 128 // group_size
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
-    # The filter would drop groups of one: they have no variance. All 128 trajectories form one
-    # batch, so an iteration has one optimizer step, like the iterations of larger groups.
+    # The filter would drop groups of one trajectory, because they have no variance. All 128
+    # trajectories form one batch. So an iteration has one optimizer step, as with larger groups.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,
@@ -146,10 +146,11 @@ def actions_per_turn(k: int) -> Curve:
 def collapsing() -> dict[str, Curve]:
     """Return methods at 2e-3, a learning rate at which StarPO collapses, and some at lower rates.
 
-    An iteration samples 32 trajectories (dynamic sampling: up to 96) and makes four optimizer steps
-    on 8 each, unless the name says otherwise. StarPO-S keeps 8 trajectories, so its four steps
-    train on 2 each. Dynamic sampling and SAMPO drop groups of equal rewards, so they may make fewer
-    steps. The bfloat16 engine is tried at 1e-3, where StarPO does not collapse in float32.
+    An iteration samples 32 trajectories (dynamic sampling: up to 96). It makes four optimizer steps
+    on 8 trajectories each; "one step" and "two epochs" in a name change this. StarPO-S keeps 8
+    trajectories, so its four steps train on 2 each. Dynamic sampling and SAMPO drop groups of equal
+    rewards, so they may make fewer steps. The bfloat16 engine is tried at 1e-3, where StarPO does
+    not collapse in float32.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -202,7 +203,8 @@ def collapse_cell(*overlays: str, **overrides: object) -> Curve:
 
 
 def estimators() -> dict[str, Curve]:
-    """Return estimators of advantages at about equal CPU time, with the settings of tiny_best.py.
+    """Return runs with different advantage estimators, at about equal CPU time. The other settings
+    are those of tiny_best.py.
 
     An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have
     fewer iterations. The runs of GAE keep all checkpoints, for studies/credit/measure.py.
@@ -210,7 +212,8 @@ def estimators() -> dict[str, Curve]:
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
-    sokoban = {"num_groups": 16, "format_penalty": -1.0}  # games are longer, rewards are larger
+    # Games of Sokoban are longer, so an iteration has fewer groups. Its rewards are larger.
+    sokoban = {"num_groups": 16, "format_penalty": -1.0}
     # With "plan" a game pays at most 1, so the format penalty is small.
     plan = {"reward_density": "plan", "format_penalty": -0.1}
     curves = {}
@@ -237,10 +240,10 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 
 
 def echo_trap() -> dict[str, Curve]:
-    """Return StarPO, StarPO-S and variants of both, on the bandit. All have the same cold start.
+    """Return StarPO, StarPO-S and variants of both, on the bandit.
 
-    The cold start is SFT on 120 games of a player that chooses a random arm. Runs "at 2e-5" have
-    the learning rate of smollm2.py, all others have 8e-5."""
+    Runs with equal seeds share a cold start: SFT on 120 games of a player that chooses a random
+    arm. Runs "at 2e-5" have the learning rate of smollm2.py, all others have 8e-5."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
@@ -267,8 +270,8 @@ def echo_trap() -> dict[str, Curve]:
 def jobs() -> dict[str, Curve]:
     """Return curves on bandits whose arms are named after jobs, each with its own cold start (SFT).
 
-    The curves with one pair of jobs, with and without thoughts, repeat table 4 of the paper on the
-    bandit."""
+    The two curves with one pair of jobs repeat table 4 of the paper on the bandit: with and without
+    thoughts."""
     one_pair = {"num_iterations": 12, "eval_every": 4}
     return {
         "bandit one pair, with thoughts": on_jobs("bandit_transfer", **one_pair),
@@ -317,7 +320,7 @@ REPAIR_SFT = Curve(
     # This restores the default 400: at scale tiny, tiny_text.py sets 32.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
-BUDGET = 6400  # what a run of `split` may cost, in rollouts
+BUDGET = 6400  # cost of a run in the figure "split", in rollouts
 DEMONSTRATION_PRICE = 10  # cost of one demonstration, in rollouts
 
 
@@ -589,7 +592,7 @@ class Command:
 def read_names(
     argv: Sequence[str], known: Collection[str], extra: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Read names, then options, for a program that fixes the settings of its runs.
+    """Read the command line of a program whose runs have fixed settings: names, then options.
 
     Args: known: the names that may be given; extra: the options with their defaults.
     Returns: the names, at least one; a value for each key of `extra`.

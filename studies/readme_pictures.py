@@ -2,7 +2,7 @@
 
     make figures        # or: python -m studies.readme_pictures
 
-- docs/flagship.png: success before and after RL, from the rows in studies/imitation/rows/.
+- docs/flagship.png: success before and after RL, from the results in studies/imitation/rows/.
 - docs/algorithm.png: one iteration of the algorithm, from studies/diagram.py.
 - docs/agent.gif: a game of out/frozenlake_ppo, the run of `make train`. If the run is missing,
   it is trained first (7 CPU-minutes).
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        browser = open_browser(started)  # first: without Chromium, nothing is written
+        browser = open_browser(started)  # opened first: without Chromium, nothing is written
         train()
         draw_flagship(DOCS / "flagship.png")
         draw_algorithm(DOCS / "algorithm.png")
@@ -121,7 +121,7 @@ def draw_flagship(path: Path) -> None:
 
 
 def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
-    """Draw a bar with its 95 % interval for each row of BARS. With several seeds, each has a dot.
+    """Draw a bar with its 95 % interval for each row of BARS. Several seeds also have a dot each.
 
     Args: rates: row -> share of won games, (seeds, prompts)."""
     for place, (row, (_, color)) in enumerate(BARS.items()):
@@ -184,14 +184,14 @@ def is_long_success(trajectory: dict) -> bool:
 
 
 def is_unlucky_loss(trajectory: dict) -> bool:
-    """Whether a game of iteration 20, in a kept group, was lost in one turn with a slip."""
+    """Whether a game of iteration 20 was lost in one turn, with a slip, in a kept group."""
     turns = trajectory["turns"]
     is_short = trajectory["when"] == "iteration 20" and len(turns) == 1
     return is_short and trajectory["kept"] and not trajectory["success"] and slips_in(turns[0])
 
 
 def slips_in(turn: dict) -> bool:
-    """Whether an action moved the agent in another direction than its own."""
+    """Whether the agent slipped: it moved in another direction than the action says."""
     moves = turn.get("moves", turn["actions"])
     pairs = zip(turn["actions"], moves, strict=True)
     return any(move not in ("", action) for action, move in pairs)

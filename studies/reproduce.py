@@ -11,10 +11,10 @@
     python -m studies.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
     python -m studies.reproduce echo_trap                    # SmolLM2-135M on a CPU
 
-An interrupted run continues. A finished run has a JSON file in studies/rows/. The run is repeated
-only with --again=True. Curves with equal settings share their runs. From the JSON files the script
-writes a table (.md), points (.csv) and a picture (.png) into the folder of the study. It ignores
-runs of the tiny model that started from other weights than those in base/.
+The same command continues an interrupted run. A finished run has a JSON file in studies/rows/, and
+is repeated only with --again=True. Curves with equal settings share their runs. From the JSON files
+the script writes a table (.md), points (.csv) and a picture (.png) into the folder of the study. It
+ignores runs of the tiny model that started from other weights than those in base/.
 """
 
 from configurator import Config, UserError
@@ -91,7 +91,7 @@ from tools.plotting import plots, tables
 
 @dataclass(frozen=True)
 class Job:
-    """The run of one seed of a curve."""
+    """A training run: one seed of a curve."""
 
     curve: Curve
     scale: str
@@ -188,7 +188,8 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimate the hours of a run without its SFT stage, from finished seeds if there are any."""
+    """Estimate the hours of a run, without its SFT stage. If other seeds of the run are finished,
+    their time counts."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)
@@ -221,7 +222,7 @@ def show(name: str, scale: str) -> str:
 
 
 def rows_of(curves: dict[str, Curve], scale: str) -> dict[str, list[dict]]:
-    """Return label -> rows of the finished runs of its curve, in the order of their seeds."""
+    """Return label of a curve -> rows (records) of its finished runs, ordered by seed."""
     rows = runs.finished_rows()
     found = {}
     for label, curve in curves.items():

@@ -47,8 +47,8 @@ def finished_rows() -> dict[Config, dict]:
     """Return settings -> row, for the rows in studies/rows/.
 
     Settings that a row lacks and those in ONLY_WRITING get their defaults. Rows with unknown
-    settings are left out, and so are rows of the tiny model that started from other weights than
-    those in base/.
+    settings are left out. Rows of the tiny model are left out if they started from other weights
+    than those in base/.
     """
     found = {}
     known = {field.name for field in fields(Config)}
@@ -72,7 +72,7 @@ def base_of(arguments: Sequence[str]) -> str:
 
 
 def run(curve: Curve, scale: str, seed: int) -> str:
-    """Train one seed of a curve and write its row.
+    """Train one seed of a curve and write its row (JSON file).
 
     Returns:
         A sentence about the failure, or '' after success.
@@ -121,8 +121,9 @@ def launch(command: Command) -> str:
 def make_row(command: Command, config: Config, sft: Command | None) -> dict:
     """Return the row of a finished run, from the files in its folder.
 
-    "curve" holds the evaluations, "series" the metrics of every iteration. "successes" holds 0 or 1
-    for each evaluation prompt, for each reference player and for the policy before and after RL."""
+    "curve" holds the success at each evaluation, "series" the metrics of every iteration.
+    "successes" says whether each evaluation prompt was won (1) or not (0), by each reference player
+    and by the policy before and after RL."""
     out_dir = command.out_dir
     steps = read_rows(out_dir / "metrics.jsonl")
     num_steps = max(1, len(steps))

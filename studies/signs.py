@@ -1,10 +1,10 @@
-"""Find collapses, and the signs that should announce them, in the rows of runs.
+"""Find collapses, and signs that should announce them, in the recorded metrics of a run.
 
 - A run has collapsed if success is 20 points or more below the best success so far, in at least the
   last two evaluations. The collapse is at the first of these low evaluations.
 - A sign is a metric whose level is above (or below) its first level by a factor. The level is the
-  median of the last 3 iterations. The first level is the median of iterations 1 to 5. Without a
-  first level above 0 there is no sign.
+  median of the last 3 iterations. The first level is the median of iterations 1 to 5. Only a
+  metric with a first level above 0 can show a sign.
 """
 
 from statistics import median
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from tools.plotting import tables
 
 DROP = 0.2  # fall of success that counts as a collapse
-WINDOW = 3  # iterations of a level
-FIRST = 5  # iterations of the first level
+WINDOW = 3  # iterations whose median is a level
+FIRST = 5  # iterations 1 to FIRST define the first level
 
 Row = dict  # the results of a run, see studies/runs.py
 
@@ -36,7 +36,7 @@ def collapse_iteration(row: Row) -> int | None:
     """Return the iteration of the evaluation at which a run collapses, or None."""
     successes = tables.series(row)["eval_success"]  # iteration -> success; 0 is before RL
     iterations = sorted(successes)
-    start = None  # first of the current low evaluations; None if the current one is not low
+    start = None  # iteration at which success became low; None while it is not low
     best = 0.0
     for iteration in iterations:
         best = max(best, successes[iteration])

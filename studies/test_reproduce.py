@@ -57,7 +57,7 @@ def curve_of(name, label):
 
 
 def write_row(results, name, trained, seed=0, successes=SUCCESSES, **changes):
-    """Write the row of a run of two iterations, as `runs.run` does."""
+    """Write the row (JSON file) of a run of two iterations, as `runs.run` does."""
     settings = asdict(train_command(trained, "tiny", seed).config())
     row = {
         "command": "python train.py config/models/tiny.py",
@@ -590,7 +590,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
         return SimpleNamespace(returncode=0)
 
     launch_with(monkeypatch, run_here)
-    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals need main thread
+    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals need the main thread
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
     figures = {}
     for name in figures_at("tiny"):

@@ -31,7 +31,7 @@ SEEDS = rf"(?:\*\*)? \(({NUMBER}(?:, {NUMBER})+)\)"
 
 
 def find_exclusions(text):
-    """Return the intervals in a text that do not contain their mean or the result of a seed."""
+    """Return the intervals in a text that exclude their mean or the result of a seed."""
     bad = []
     for found in re.finditer(f"{INTERVAL}(?:{SEEDS})?", text):
         mean, low, high, seeds = found.groups()
@@ -75,7 +75,7 @@ PLACES = {"out_dir", "model", "seed"}  # settings in which two runs of a method 
 
 @pytest.mark.parametrize("name", comparison.WORLDS)
 def test_rows_of_the_comparison_have_the_settings_of_their_method(name):
-    """Rows are found by file name, so their settings could be older than config/."""
+    """A recorded row is found by its file name, so its settings could be older than config/."""
     for row, method in comparison.WORLDS[name].methods.items():
         make_command = train_command if method.has_rl else sft_command
         for seed in (0, 1, 2):

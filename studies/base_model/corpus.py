@@ -1,15 +1,15 @@
 """The corpus that the tiny base model is pretrained on: scripted dialogues, generated on the fly.
 
-A document is a dialogue in one environment, and a pack holds documents of one environment.
+A document is a dialogue. A pack holds the documents of one forward pass, all of one environment.
 - A drill asks questions about a board, with right answers (drills.py).
-- A game is a dialogue as in RL, with true thoughts and the actions of a scripted player, good or
-  bad (tools/crowd.py).
+- A game is a dialogue as in RL, with true thoughts and the actions of a good or bad scripted
+  player (tools/crowd.py).
 
 Training begins with documents of a single question. Without this easy part, a model of this size
 does not learn to read boards.
 
-No document starts on an evaluation or held-out board (RESERVED), not even with other symbols. Tests
-of generalisation use what the corpus lacks: Sokoban symbols with their meanings in "newvocab",
+No document starts on an evaluation or held-out board (RESERVED), whatever its symbols. The corpus
+lacks three things that test generalisation: the meanings of the Sokoban symbols in "newvocab",
 board sizes other than those of WORLDS, and the bandit arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
@@ -52,7 +52,7 @@ WORLDS = {  # environment -> share of the packs after the easy part
     LARGER: 0.3,
     "bandit:pair=jobs": 0.05,
 }
-# Stages of the easy part (EASY), of equal length. A pack draws an environment of its stage.
+# Stages of the easy part (EASY), of equal length. Each pack draws one environment of its stage.
 EASY_STAGES = ((LAKE,), (LAKE, SOKOBAN), (SOKOBAN, LARGER), (LARGER,))
 # No document starts on evaluation or held-out instances of these environments.
 RESERVED = (
@@ -68,13 +68,13 @@ SYLLABLES = """
 # Symbols for Sokoban boards.
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 
-# Shares. All except EASY apply after the easy part.
-DRILLS = 0.45  # grid-world packs of drills
-OTHER_SYMBOLS = 0.2  # Sokoban packs with drawn symbols
-UNKNOWN_ARMS = 0.5  # bandits with made-up names
-THINK = 0.9  # packs whose games have thoughts
-EASY = 0.2  # first share of the training, with questions only
-FEW_ACTIONS = 0.5  # games that start with a random number of actions already used
+# All shares except EASY apply after the easy part.
+DRILLS = 0.45  # share of grid-world packs that hold drills
+OTHER_SYMBOLS = 0.2  # share of Sokoban packs with randomly drawn symbols
+UNKNOWN_ARMS = 0.5  # share of bandits with made-up names
+THINK = 0.9  # share of packs whose games have thoughts
+EASY = 0.2  # share of the training that comes first, with drills only
+FEW_ACTIONS = 0.5  # share of games that start with a random number of actions already used
 
 
 class Document(NamedTuple):
@@ -127,7 +127,7 @@ def players_of(
 ) -> dict[str, Callable[[], str]]:
     """Draw the players of an instance. Returns: name -> function that writes the next reply.
 
-    A bandit gets a player for each arm, because the prompt does not tell the better arm.
+    A bandit gets two players, one for each arm: the prompt does not say which arm is better.
     Args: planners: the share of games that the planner plays."""
     if episode.env.repeats:
         return {f"arm {arm}": partial(pull_arm, episode, arm) for arm in range(2)}

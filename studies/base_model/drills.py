@@ -13,7 +13,8 @@ from grids import FrozenLake, Grid
 from rollout import Trajectory
 
 # The kinds of questions. A kind that is listed more often is drawn more often. "line" stands for
-# "Row 1", "Column 1" and so on, "move" for the name of an action. The other kinds are the question.
+# "Row 1", "Column 1" and so on, "move" for the name of an action. Any other kind is itself the
+# question.
 KINDS = [
     "Where",
     "Where",
@@ -108,8 +109,7 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 
 
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
-    """Return for each thing asked, such as "player", "wall" or "next_board", the share of right
-    answers."""
+    """Return the share of right answers for each thing asked, such as "player" or "next_board"."""
     right = defaultdict(list)
     for drill in drills:
         for turn in drill.turns:

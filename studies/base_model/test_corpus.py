@@ -171,7 +171,7 @@ def test_a_game_with_errors_has_random_turns():
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """Lakes with frozen probability 0.9 often repeat, so many draws hit reserved boards."""
+    """Boards drawn with frozen_prob=0.9 often repeat, so many draws are reserved boards."""
     started = []
     start = Env.start
 

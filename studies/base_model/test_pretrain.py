@@ -58,7 +58,7 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pretrain, "base_report", stop)  # called after step 3, when step 2 is saved
+        patch.setattr(pretrain, "base_report", stop)  # called after step 3; step 2 has a checkpoint
         pretrain.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
     assert [path.name for path in (tmp_path / "cut").glob("checkpoint*")] == ["checkpoint-000002"]
     message = "holds a run with other settings .seed was 0 and is now 1"

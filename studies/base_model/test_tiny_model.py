@@ -18,7 +18,7 @@ from worlds.bandit import Bandit
 
 
 def environment_texts():
-    """Return texts from which the tokenizer was not learned."""
+    """Return texts of environments, from other seeds than the texts that trained the tokenizer."""
     texts = []
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
     for spec in [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]:
@@ -75,7 +75,7 @@ def test_other_shapes_are_refused(small_tokenizer, shape):
     "load", [lambda folder: load_model(folder)[1], AutoTokenizer.from_pretrained]
 )
 def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, load):
-    """AutoTokenizer loads Qwen2Tokenizer. The merges were learned with another split pattern."""
+    """The merges were learned with one split pattern. The loaded tokenizer uses another."""
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = load(str(tmp_path))

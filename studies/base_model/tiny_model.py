@@ -63,7 +63,7 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
         num_key_value_heads=1,
         max_position_embeddings=4096,
         # With rope_theta 500 and initializer_range 0.09 a model of this size can copy a board after
-        # 150 steps; with Qwen2's values (10,000 and 0.02) not even after 250.
+        # 150 steps. With Qwen2's values (10,000 and 0.02), it cannot after 250.
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         initializer_range=0.09,
         vocab_size=VOCAB_SIZE,

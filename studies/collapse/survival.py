@@ -3,10 +3,12 @@
     python -m studies.reproduce collapse       # the runs
     python -m studies.collapse.survival  # the tables of studies/collapse/README.md
 
-studies/signs.py defines collapses and signs. A sign predicts a collapse if it begins no later than
-the last evaluation before the collapse. In a run without a collapse, each beginning of a sign is a
-false alarm. A *cell* is a method at a learning rate. The factor of each sign is chosen on the runs
-of every second cell, and tested on the others. The first warning that a run prints
+A *sign* is a metric that is above or below its first level by a factor. studies/signs.py defines
+collapses and signs. A sign predicts a collapse if it begins no later than the last evaluation
+before the collapse. In a run without a collapse, each beginning of a sign is a false alarm.
+
+A *cell* is a method at a learning rate. The factor of each sign is chosen on the runs of every
+second cell, and tested on the other cells. The first warning that a run prints
 (support/collapse_signs.py) is tested, too.
 """
 
@@ -49,8 +51,8 @@ FAMILIES = {  # beginning of a method's name -> its family in the picture; the f
     "": "methods since RAGEN",
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
-FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # a sign has one of these factors
-SPIKES = (3.0, 10.0)  # a gradient norm above this multiple of its first level is a spike
+FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried for the factor of each sign
+SPIKES = (3.0, 10.0)  # a spike is a gradient norm above this multiple of its first level
 
 FOLDER = Path("studies/collapse")
 Row = dict  # the record of one run, see studies/runs.py
@@ -58,13 +60,13 @@ Row = dict  # the record of one run, see studies/runs.py
 
 @dataclass
 class Verdict:
-    """How well a sign predicts the collapses of some runs."""
+    """How well a sign of collapse predicts the collapses of some runs."""
 
     num_collapsed: int = 0  # runs that collapse
-    num_predicted: int = 0  # collapsing runs whose sign begins by the last good evaluation
-    num_late: int = 0  # collapsing runs whose sign begins only after that evaluation
+    num_predicted: int = 0  # runs whose sign begins by the last evaluation before the collapse
+    num_late: int = 0  # collapsing runs whose sign begins only after this evaluation
     num_alarmed: int = 0  # num_predicted + runs without a collapse that show the sign
-    num_false: int = 0  # beginnings in runs without a collapse
+    num_false: int = 0  # beginnings of the sign in runs without a collapse
     num_healthy: int = 0  # iterations of runs without a collapse
     leads: tuple[int, ...] = ()  # iterations from the sign to each predicted collapse
 
@@ -106,8 +108,8 @@ def num_updates(row: Row) -> int:
 
 
 def is_alive(row: Row, starpo: Row) -> bool:
-    """Whether a run does not collapse, makes at least as many updates as the run `starpo`, and ends
-    no more than TOLERANCE below the best success of `starpo`.
+    """Whether a run is alive at its end. It must not have collapsed. It must make at least as many
+    updates as `starpo`, and end at most TOLERANCE below the best success of `starpo`.
 
     Args: starpo: the run of StarPO with the same seed and learning rate."""
     successes = tables.series(row)["eval_success"]
@@ -121,9 +123,9 @@ def is_alive(row: Row, starpo: Row) -> bool:
 
 
 def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
-    """Judge how well a sign predicts the collapses of these runs.
+    """Judge how well a sign of collapse predicts the collapses of these runs.
 
-    Args: sign: None for the first warning that each run printed."""
+    Args: sign: None judges the first warning that each run printed."""
     verdict = Verdict()
     for row in rows:
         begun = beginnings(row, sign) if sign else first_warning(row)
@@ -152,7 +154,7 @@ def first_warning(row: Row) -> list[int]:
 
 
 def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
-    """Return the sign whose factor has the best F1 on these runs; if equal, the largest factor."""
+    """Return the sign whose factor has the best F1 on these runs; of equals, the largest factor."""
     signs = [Sign(metric, rises, factor) for factor in FACTORS]
     return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
 
@@ -178,7 +180,7 @@ def first_spike(row: Row, factor: float) -> int | None:
 def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
     """Return a Markdown table of the collapses of runs with and without a spike.
 
-    Each of SPIKES has two lines: for the cells in which some run collapses, and for the others.
+    Each of SPIKES has two lines: one for the cells in which some run collapses, one for the rest.
 
     Args: cells: the runs of each method at each learning rate."""
     with_collapse = []  # runs of cells in which some run collapses
@@ -245,7 +247,7 @@ def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:
 
 
 def draw_survival(path: Path, curves: dict[str, list[Row]]) -> None:
-    """Draw for each family of methods the share of runs that have not collapsed."""
+    """Draw the share of runs that have not collapsed, with a line for each family of methods."""
     looks = {}
     with picture(path, width=6.5, height=4.0) as figure:
         axes = figure.subplots()

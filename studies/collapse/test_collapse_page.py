@@ -20,7 +20,8 @@ from studies.collapse.survival import (
 
 
 def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
-    """Return the row of a run: success before RL (`start`), then `successes` every 5 iterations."""
+    """Return a row (the record of a run) with the success `start` before RL, and with `successes`
+    after every 5 iterations."""
     count = 5 * len(successes)
     metrics = dict.fromkeys(collapse.SIGNS, [1.0] * count)
     known = {**metrics, **series}
@@ -40,12 +41,12 @@ def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
     [
         ([0.7, 0.9, 0.69, 0.5, 0.3], 15),  # 0.69 is the first value below 0.9 - 0.2
         ([0.7, 0.9, 0.71, 0.5, 0.3], 20),
-        ([0.7, 0.9, 0.3, 0.8, 0.9], None),  # it recovers
-        ([0.9, 0.3, 0.8, 0.6, 0.6], 20),  # it recovers once and then falls until the end
+        ([0.7, 0.9, 0.3, 0.8, 0.9], None),  # the run recovers
+        ([0.9, 0.3, 0.8, 0.6, 0.6], 20),  # the run recovers once and then falls until the end
         ([0.7, 0.8, 0.9, 0.3], None),  # one low evaluation is not enough
-        ([0.29, 0.2, 0.1], 5),  # its best success is 0.5, before RL
+        ([0.29, 0.2, 0.1], 5),  # the best success is 0.5, before RL
         ([0.5, 0.6, 0.7], None),
-        ([0.7, 0.5, 0.5], 10),  # exactly 20 points, which floats cannot represent
+        ([0.7, 0.5, 0.5], 10),  # a fall of 20 points, although 0.7 - 0.5 < 0.2 in floats
     ],
 )
 def test_a_collapse_is_a_fall_until_the_end(successes, expected):
@@ -57,7 +58,7 @@ def test_a_run_is_alive_if_it_updates_and_ends_near_the_best_of_starpo():
     assert num_updates(starpo) == 15
     assert is_alive(make_row([0.8, 0.85]), starpo) is False  # ten updates are too few
     assert is_alive(make_row([0.8, 0.85, 0.86]), starpo)
-    assert not is_alive(make_row([0.8, 0.8, 0.84]), starpo)  # it ends 6 points below 0.9
+    assert not is_alive(make_row([0.8, 0.8, 0.84]), starpo)  # the run ends 6 points below 0.9
     assert not is_alive(starpo, starpo)
 
 
@@ -89,7 +90,7 @@ def test_a_sign_is_judged_by_what_follows_it():
     rows = [
         make_row(fall, entropy=rises),  # predicted at 17, eight iterations before the collapse
         make_row(fall, entropy=flat),  # missed
-        make_row(fall, entropy=late),  # the sign comes after the collapse, so it was missed
+        make_row(fall, entropy=late),  # missed: the sign comes after the collapse
         make_row([0.9] * 6, entropy=rises),  # a false alarm
         make_row([0.9] * 6, entropy=flat),
     ]
@@ -127,7 +128,8 @@ def test_the_factor_with_the_best_f1_is_chosen():
 
 
 def test_a_run_may_go_on_after_a_spike_of_the_gradient():
-    """The first level of the gradient norm is 1: a norm of 4 exceeds 3 times it, not 10 times."""
+    """The first level of the gradient norm is 1. A norm of 4 is above 3 times this level, and below
+    10 times."""
     fall = [0.9, 0.9, 0.3, 0.3]  # collapses at iteration 15 of 20
 
     def spike_at(iteration):
@@ -138,10 +140,10 @@ def test_a_run_may_go_on_after_a_spike_of_the_gradient():
         make_row(fall, grad_norm=spike_at(16)),  # after the collapse
         make_row(fall),
         make_row([0.9] * 4, grad_norm=spike_at(6)),
-        make_row([0.9] * 4, grad_norm=spike_at(5)),  # in the iterations of the first level
+        make_row([0.9] * 4, grad_norm=spike_at(5)),  # iterations 1 to 5 set the first level
         make_row([0.9] * 4, grad_norm=[1.0] * 10 + [None] * 10),
     ]
-    unknown = make_row(fall, grad_norm=[None] * 5 + [4.0] * 15)  # it has no first level
+    unknown = make_row(fall, grad_norm=[None] * 5 + [4.0] * 15)  # there is no first level
     assert collapse.first_spike(unknown, 3.0) is None
     assert [collapse.first_spike(row, 3.0) for row in rows] == [14, 16, None, 6, None, None]
     quiet = [make_row([0.9] * 4, grad_norm=spike_at(7)), make_row([0.9] * 4)]
@@ -165,7 +167,7 @@ def test_the_page_counts_collapses_and_survivors():
     }
     text = collapse.page_tables(curves)["methods"]
     assert "| StarPO at 2e-3 | 0, 1 | 15, 15 | 0 of 2 | 90, 90 | 30, 30 | 20, 20 |" in text
-    # StarPO has no run with seed 2, so two runs of KL are compared
+    # StarPO has no run with seed 2, so only two runs of KL are compared
     assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
 
 

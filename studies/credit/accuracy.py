@@ -1,8 +1,9 @@
-"""Measure how well the credit of an estimator follows the true advantages of turns.
+"""Measure how well the credit of an advantage estimator agrees with the true advantages of turns.
 
-The true advantage of each of K turns is estimated from m continuations of the game that start
-before the reply, and m that start after it (studies/credit/play.py). The noise of the estimates
-lowers every correlation. Most measures are corrected for it.
+The credit of a turn is the mean advantage that the estimator gives its tokens. The true advantage
+of each of K turns is estimated from m continuations of the game from the state before the turn, and
+m that repeat the turn's reply first (studies/credit/play.py). The noise of these estimates lowers
+every correlation. Most measures are corrected for this noise.
 """
 
 import math
@@ -14,8 +15,8 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # a sign is known if the estimate is more than DECIDED standard errors from 0
-# report.py has their names in tables; studies/credit/README.md defines them
+DECIDED = 2.0  # an advantage more than this many standard errors from 0 has a known sign
+# studies/credit/README.md defines these measures; report.py has their names in tables
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 
@@ -60,16 +61,16 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """The rank correlation of `advantages` with a second, independent estimate, or NaN.
+        """The rank correlation that `advantages` has with a second, independent estimate, or NaN.
 
-        The formula of Spearman and Brown predicts it from two halves of the draws."""
+        The formula of Spearman and Brown predicts this correlation from two halves of the draws."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """About the rank correlation that exact advantages would have with `advantages`, or NaN."""
+        """An estimate of the rank correlation of the exact advantages with `advantages`, or NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
@@ -132,8 +133,8 @@ def with_intervals(
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages between turns of the same game.
 
-    The correlation is corrected for noise. It is 0 if the credits within each game are equal, else
-    NaN if the advantages within games differ by noise only.
+    The correlation is corrected for noise. It is 0 if the credits within each game are equal.
+    Otherwise it is NaN if the advantages within games differ by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -195,9 +196,10 @@ def variance_shares(
 def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
     """Compare the critic's values of the states before K turns with the values from continuations.
 
-    "correlation" is Pearson's, "explained" the share of the variance of the true values that the
-    critic explains, "bias" the mean error, "error" the root mean square error. All except "bias"
-    are corrected for the noise.
+    - "correlation": Pearson's correlation.
+    - "explained": the share of the variance of the true values that the critic explains.
+    - "bias": the mean error. It is the only measure that is not corrected for the noise.
+    - "error": the root mean square error.
     """
 
     def compute(mask: ndarray) -> ndarray:

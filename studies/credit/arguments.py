@@ -16,7 +16,7 @@ from support.settings_history import read_earlier
 
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
-    "draws": 16,  # continuations from before each reply, and as many after the reply
+    "draws": 16,  # continuations from before each reply, and as many from after it
     "out": "out/credit",
 }
 
@@ -26,7 +26,8 @@ class CreditJob:
     """The checkpoints to measure, and the settings."""
 
     runs: dict[str, Config]  # folder of a run -> settings of the games to play
-    checkpoints: dict[str, dict[str, Path | None]]  # run -> label -> folder; None: no training yet
+    # run -> label of a checkpoint ("start", "20", "end") -> its folder; None for "start"
+    checkpoints: dict[str, dict[str, Path | None]]
     options: dict  # see CREDIT_OPTIONS
 
 
@@ -77,12 +78,13 @@ def _check_pools(runs: dict[str, Config]) -> None:
 
 
 def _earlier_of(folder: str) -> tuple:
-    """Return the settings before restarts changed them, without seeds."""
+    """Return the settings that a run had before restarts changed them, without seeds."""
     return earlier_without_seed(read_earlier(Path(folder)))
 
 
 def _credit_settings(config: Config) -> Config:
-    """Return the settings of training, with native rewards, no filter, no KL and loss on replies.
+    """Return the settings of training, but with native rewards, and without filter or KL term. The
+    loss is on replies only.
 
     Raises: UserError if num_groups or group_size is below 2, or if env is not one frozenlake or one
         sokoban."""

@@ -53,7 +53,7 @@ ESTIMATORS: dict[str, dict] = {
         "reward_density": "plan",
     },
 }
-# Settings that all estimators share, unless ESTIMATORS says otherwise.
+# Settings of all estimators. The entries of ESTIMATORS override them.
 NEUTRAL = {
     "turn_level": False,
     "state_weight": 0.0,
@@ -140,7 +140,7 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the index of each game's first turn among all K turns, and K last, (games + 1,)."""
+    """Return the index of each game's first turn among all K turns, (games + 1,). The last is K."""
     return np.cumsum([0, *(game.num_turns for game in games)])
 
 

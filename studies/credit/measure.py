@@ -74,7 +74,7 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
 def measure_missing(
     job: CreditJob, run: str, config: Config, cases: dict[str, dict | None]
 ) -> None:
-    """Fill in the cases that are None, and write their files."""
+    """Measure the checkpoints that have None in `cases`, and write their files."""
     device, dtype = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device, dtype)
     # "start" comes first, while the learner still has its initial weights.
@@ -110,7 +110,9 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
 
 
 def read_case(path: Path, settings: dict) -> dict | None:
-    """Read the case of an earlier call, or None. Raises: UserError if its settings differ."""
+    """Read the measurements of an earlier call; None without their file.
+
+    Raises: UserError if their settings differ."""
     if not path.is_file():
         return None
     case = read_json(path, {"turns": {}})
@@ -128,9 +130,12 @@ def read_case(path: Path, settings: dict) -> dict | None:
 def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
     """Play games, continue them from every turn, and assign credit.
 
-    Returns: "success": the share of games that were won; "cpu_s": CPU seconds; "turns": columns
-        with an entry for each of K turns ("critic" is None without a critic); "credits": name ->
-        [credit (K,), credit if the game goes on differently after the reply (K,)]."""
+    Returns:
+        "success": the share of games that were won.
+        "cpu_s": CPU seconds.
+        "turns": columns with an entry for each of K turns. "critic" is None without a critic.
+        "credits": name -> [credit (K,), credit if the game goes on differently after the reply].
+    """
     config = player.config
     began = time.process_time()
     games = play_groups(player, config.num_groups, config.group_size)
@@ -170,7 +175,7 @@ def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]
 def controls(
     games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
 ) -> dict[str, list]:
-    """Return the credits of two controls: the planner's step reward, and this reward shuffled."""
+    """Return two controls: the planner's step reward as credit, and this credit shuffled."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

@@ -4,9 +4,10 @@
     python -m studies.credit.measure RUN...  # the credit of each estimator
     python -m studies.credit.page          # fills the tables of studies/credit/README.md
 
-The *speed* of a run is its mean success over its evaluations after the start. The *accuracy* of an
-estimator is the rank correlation of credit and true advantage over turns. The script correlates
-accuracy and speed over the estimators, once for each environment, checkpoint and seed of training.
+The *credit* of a turn is the mean advantage of its tokens. The *accuracy* of an estimator is the
+rank correlation of credit and true advantage over turns. The *speed* of a run is its mean success
+over its evaluations after the start. The script correlates accuracy and speed over the estimators,
+once for each environment, checkpoint and seed of training.
 """
 
 from configurator import UserError
@@ -33,7 +34,7 @@ from tools.plotting import tables
 
 PAGE = Path("studies/credit/README.md")
 CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
-SUMMARIES = [  # the fields of CREDIT that are read, as a shape (support/json_shapes.py)
+SUMMARIES = [  # expected types of the fields that are read (support/json_shapes.py)
     {
         "env": str,
         "label": str,
@@ -134,7 +135,7 @@ def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
 
 
 def credit_table(summaries: Sequence[dict]) -> str:
-    """Return a Markdown table of how accurate each credit is at each checkpoint."""
+    """Return a Markdown table of how accurate each estimator's credit is at each checkpoint."""
     headings = ["credit"]
     for summary in summaries:
         label = summary["label"]
@@ -152,7 +153,9 @@ def credit_table(summaries: Sequence[dict]) -> str:
 
 
 def speed_table(results: Sequence[Result]) -> str:
-    """Return a Markdown table of the estimators, fastest first. Differences are paired by seed."""
+    """Return a Markdown table of the estimators, fastest first.
+
+    Differences to GRPO are paired by seed."""
     labels = list(results[0].accuracies)
     (reference,) = [result for result in results if result.name == REFERENCE]
     headings = ["estimator", "mean success %, by seed", "less GRPO's, by seed", "last %", "CPU-s"]

@@ -1,7 +1,7 @@
 """Continue games from the exact state before any turn, to estimate values by Monte Carlo.
 
-The mean return of m continuations with fresh random numbers is an unbiased estimate of the state's
-value under the policy that plays.
+The mean return of m continuations with fresh random numbers is an unbiased estimate of the value of
+this state under the policy that plays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from dialogue import Chat, Episode
 from rollout import Reply, Rollout, RolloutScheduler, Trajectory, make_episode
 
-if TYPE_CHECKING:  # torch takes seconds to import, and only models need it
+if TYPE_CHECKING:  # imports torch, which takes seconds
     from engine import Engine
 
 # Each purpose has its own random stream.
@@ -50,7 +50,7 @@ class RecordedGame(Rollout):
 
 
 def copy_episode(episode: Episode) -> Episode:
-    """Return an independent copy, with the same random numbers."""
+    """Return an independent copy, which will draw the same random numbers."""
     twin = copy.copy(episode)
     twin.env = copy.deepcopy(episode.env)
     twin.plan_lengths = list(episode.plan_lengths)

@@ -1,7 +1,7 @@
 """Write tables and a picture of how accurate the credit of each estimator is.
 
-A case is what measure.py measured at one checkpoint of a run. The report shows means over seeds,
-with intervals over boards and seeds.
+The credit of a turn is the mean advantage of its tokens. A case is what measure.py measured at one
+checkpoint of a run. The report shows means over seeds, with intervals over boards and seeds.
 """
 
 import json
@@ -94,7 +94,7 @@ def without_nan(value):
 
 
 def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
-    """Measure all cases, and pool those that differ only in the seed."""
+    """Measure every case (a checkpoint of a run), and pool cases that differ only in the seed."""
     pools: dict[tuple, list[dict]] = {}
     for case in cases:
         key = (case["env"], case["estimator"], case["label"])

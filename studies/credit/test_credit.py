@@ -156,7 +156,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     # A return is 0 or 1, so its variance is p (1 - p).
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
     assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
-    common = variance > 1e-3  # else errors are not normally distributed
+    common = variance > 1e-3  # where errors are about normally distributed
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
     assert np.abs(scores).max() < 4

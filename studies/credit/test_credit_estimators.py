@@ -98,11 +98,11 @@ def played(trained_folder, one_rank):
 def test_credits_are_those_that_train_would_use(played, name):
     settings = ESTIMATORS[name]
     learner, games, _ = played(**settings)
-    trajectories = [game.trajectory for game in games]  # with the density in `settings`
+    trajectories = [game.trajectory for game in games]  # rewards have the density in `settings`
     experience = train.build_experience(learner, trajectories)
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
-    if "reward_density" in settings:  # `credits_of` must shape native rewards
+    if "reward_density" in settings:  # `credits_of` converts native rewards itself
         density = settings["reward_density"]
         native_learner, native_games, _ = played(settings["estimator"], turn_level=True)
         shaped_scores = [shaped(game, density).score for game in native_games]

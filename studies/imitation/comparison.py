@@ -1,6 +1,6 @@
 """Compare RL with imitation and with scripted players, on the same games.
 
-    python -m studies.imitation.comparison frozenlake  # all rows of a world that are missing
+    python -m studies.imitation.comparison frozenlake  # all missing rows of this environment
     python -m studies.imitation.comparison frozenlake --only=PPO --seeds=0
     python -m studies.imitation.comparison frozenlake sokoban --draw=True  # no runs, only the page
     python -m studies.imitation.comparison frozenlake --show=True  # print the recorded rows
@@ -57,7 +57,7 @@ PLAYERS = {  # name of a player in eval.py -> its name on the page
     "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
-OTHER_PLAYERS = {  # these names for worlds that are not grids
+OTHER_PLAYERS = {  # the same for environments without a grid
     "random, closed loop": "random",
     "optimal, closed loop": "reference player",
 }
@@ -75,7 +75,7 @@ class World(NamedTuple):
 
     title: str
     files: tuple[str, ...]  # names of files in config/: the environment and its limits
-    methods: dict[str, Method]  # name of the row -> method
+    methods: dict[str, Method]  # name of its row in table.md -> method
     headline: str  # the method with which all rows are compared
     overlays: tuple[str, ...] = ()  # names of files in config/ that come after models/tiny.py
 
@@ -251,7 +251,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Make the missing rows of a world.
+    """Make the missing rows of a world: train the models, and play the games.
 
     Args: only: the name of a row, or a part of the names of several rows.
     Raises: UserError if no row has such a name."""
@@ -260,7 +260,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
     chosen = [only] if only in known else [row for row in known if only in row]
     if not chosen:
         raise UserError(f"--only={only} matches none of the rows of {name}: {'; '.join(known)}")
-    commit = git_commit()  # before the runs, during which it may change
+    commit = git_commit()  # before the runs: it may change meanwhile
     if "players" in chosen and not is_finished(name, "players", 0):
         write_row(name, "players", 0, {"wins": wins_of_players(world)}, commit)
     if BASE in chosen and not is_finished(name, BASE, 0):
@@ -272,7 +272,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
 
 
 def run_method(world: World, method: Method, seed: int) -> dict:
-    """Train a model and let it play. Returns: the contents of its row.
+    """Train a model and let it play. Returns: the contents of its row (JSON file).
 
     Raises: UserError if a command fails."""
     commands = []
@@ -357,7 +357,7 @@ def row_path(world: str, method: str, seed: int) -> Path:
 
 
 def write_row(world: str, method: str, seed: int, row: dict, commit: str | None) -> None:
-    """Write the file of a row, with the hash of base/, the commit and the machine."""
+    """Write a row (JSON file), with the hash of base/, the commit and the machine."""
     described = {
         **row,
         "samples": SAMPLES,
@@ -369,7 +369,7 @@ def write_row(world: str, method: str, seed: int, row: dict, commit: str | None)
 
 
 def read_row(world: str, method: str, seed: int) -> dict | None:
-    """Return a row, or None if it is missing or its run started from other weights than base/."""
+    """Read a row (JSON file). None if it is missing or does not come from the weights in base/."""
     path = row_path(world, method, seed)
     if not path.exists():
         return None
@@ -434,7 +434,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
-    """Return row -> (shares of games won, [mean CPU-s, mean sampled tokens]).
+    """Return name of a row -> (shares of games won, [mean CPU-s, mean sampled tokens]).
 
     The shares have the shape (seeds, prompts). Players and the base model have costs of 0."""
     found = {}

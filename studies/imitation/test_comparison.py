@@ -26,7 +26,7 @@ WORLD = comparison.World(
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """Replace training and games by fakes. Returns: the list of commands and games so far."""
+    """Replace training and games by fakes. Returns: the list to which fakes add their calls."""
     calls = []
 
     def launch(command: Command) -> str:

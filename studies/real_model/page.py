@@ -94,7 +94,7 @@ def main(argv: list[str]) -> None:
 
 
 def finished_of(figure: str) -> dict[str, list[Row]]:
-    """Return label -> rows of the finished runs of a figure at scale smollm2."""
+    """Return label of a curve -> rows (records) of its finished runs, at scale smollm2."""
     curves = rows_of(FIGURES[figure].curves, "smollm2")
     return {name: rows for name, rows in curves.items() if rows}
 
@@ -136,9 +136,9 @@ def form_cell(row: Row) -> str:
 
 
 def form_loss(row: Row) -> int | None:
-    """Return the iteration at which a run loses the form, or None.
+    """Return the iteration at which a run loses the form (the format of replies), or None.
 
-    It is the first of the last iterations with a share of valid replies below LOST."""
+    From this iteration on, the share of valid replies stays below LOST."""
     valid = row["series"].get("valid_frac", [])
     num_lost = 0
     for fraction in reversed(valid):
@@ -151,13 +151,13 @@ def form_loss(row: Row) -> int | None:
 def fall_of(row: Row) -> int | None:
     """Return the iteration of the collapse or of the loss of the form, whichever is first.
 
-    None if the run does not fall."""
+    None without either."""
     falls = [iteration for iteration in (collapse_iteration(row), form_loss(row)) if iteration]
     return min(falls, default=None)
 
 
 def last_good_iteration(row: Row) -> int:
-    """Return the last good iteration of a run that falls.
+    """Return the last good iteration of a run that collapses or loses the form.
 
     It is the last iteration before a loss of the form, or the last evaluation before a collapse."""
     if fall_of(row) == form_loss(row):
@@ -175,7 +175,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """Format when a sign begins: "9: 6 before" the fall, "13: late", "9: false" or "never"."""
+    """Format when a sign begins: "9: 6 before" (the fall), "13: late", "9: false" or "never"."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:

@@ -16,7 +16,7 @@ from tools.sft import read_sft
 
 
 def row_of(successes, lengths, seed=0):
-    """Return a row with success before RL and at every fifth iteration, and lengths of replies."""
+    """Return the record of a run: success before RL and every 5 iterations, lengths of replies."""
     flat = [0.4] * len(lengths)
     series = {
         "success": flat,
@@ -58,7 +58,7 @@ def test_a_run_loses_the_form_of_replies():
     row["series"]["valid_frac"] = valid
     *_, line = page.run_lines({"bandit StarPO": [row]})
     assert line == "| StarPO | 0 | 50 | 100 at 5 | no | 14 | 100 at 20 | 41 |"
-    # The median reply length of iterations 10, 11 and 12 is 60; the form is lost at 14.
+    # The median reply length of iterations 10 to 12 is 60. From 14 on, most replies are invalid.
     assert page.sign_cell(row, page.SIGNS["replies grow by half"]) == "12: 2 before"
     row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4  # a loss needs five iterations
     assert page.form_loss(row) is None
@@ -165,8 +165,8 @@ def test_a_missing_model_is_one_sentence():
 def test_a_player_that_guesses_what_is_possible():
     assert guess.chance_of_possible(1, 1) == 1.0
     assert guess.chance_of_possible(2, 1) == 0.5
-    # With three numbers and two turns, a first guess of 1 or 3 wins 2/3 of the games, and a first
-    # guess of 2 wins all.
+    # With three numbers and two turns, a first guess of 2 wins all games. A first guess of 1 or 3
+    # wins 2/3 of the games.
     assert guess.chance_of_possible(3, 2) == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
     assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # the number in README
     assert guess.chance_of_possible(15, 15) == pytest.approx(1.0)

@@ -9,14 +9,14 @@
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
 config/models/tiny.py, with the changes in LAKE and BANDIT. Config files and --key=value override
-them, but have no effect on head and scale:
+these settings (head and scale ignore both):
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 
-rollout and update use an untrained model of 4 layers unless another model is given. --repeats=N
-sets the number of measurements (5), --json=PATH writes them to a file. Compare CPU times, because
-wall time says little on a shared machine. rollout, update and iteration check that their variants
-do the same work. vLLM and TRL (pip install trl) are measured if they are installed.
+By default, rollout and update use an untrained model of 4 layers. --repeats=N sets the number of
+measurements (5). --json=PATH writes the measurements to a file. Compare CPU times, because wall
+time says little on a shared machine. rollout, update and iteration check that their variants do the
+same work. vLLM and TRL (pip install trl) are measured if they are installed.
 `python -m studies.speed.gpu_report` measures on a GPU.
 """
 

@@ -174,8 +174,8 @@ def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
 def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> float:
     """Count the FLOP of forward and backward.
 
-    A weight costs 6 FLOP a token (the head for sampled tokens only), attention 12 x layers x width
-    for each key that a query sees.
+    A weight costs 6 FLOP a token (the head for sampled tokens only). Attention costs 12 x layers x
+    width FLOP for each key that a query sees.
     """
     weights = 6.0 * (num_body * len(batch.ids) + num_head * len(batch.response_index))
     layout = PackedLayout(batch)
@@ -243,7 +243,7 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
 
 
 def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
-    """Time the torch engine on two turns of all trajectories. Only `config.dtype` is used."""
+    """Time the torch engine on two turns of all trajectories. Of `config`, only `dtype` counts."""
     sizes = sizes_for(device)
     num_rows = sizes.num_groups * sizes.group_size
     config = load_config(
@@ -272,7 +272,7 @@ def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
 
 
 def play_turns(engine: Engine, sizes: Sizes, response_tokens: int) -> None:
-    """Play two turns of every trajectory, with an observation of W2's length between them."""
+    """Play two turns of every trajectory, with an observation as long as in W2 between them."""
     histories = {}
     for key, trajectory in enumerate(workload(sizes, sizes.later_tokens["W2"])):
         histories[key] = list(trajectory.first_prompt_ids)

@@ -31,7 +31,7 @@ def is_installed(package: str) -> bool:
 
 
 def check(same: bool, difference: str) -> None:
-    """Raise UserError with the text `difference` unless the variants do the same work."""
+    """Raise UserError with the text `difference` if the variants do different work."""
     if not same:
         raise UserError(f"the variants do different work: {difference}")
 

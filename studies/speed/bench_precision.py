@@ -1,7 +1,7 @@
 """Benchmark of precision: how much the log-probs of engine and trainer differ in each dtype.
 
-The engine computes one token at a time with a KV cache, and the trainer whole sequences, so their
-rounding errors differ.
+The engine computes one token at a time with a KV cache. The trainer computes whole sequences. So
+their rounding errors differ.
 """
 
 from configurator import Config
@@ -51,7 +51,7 @@ class Request:
 def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
     """Compare the log-probs of engine and trainer for a random model.
 
-    Returns: row -> mean, 99th percentile and maximum of the absolute difference, nats.
+    Returns: dtype -> mean, 99th percentile and maximum of the absolute difference, nats.
     """
     network = build_random(shape)
     torch.nn.init.constant_(network.model.norm.weight, LOGIT_SCALE)

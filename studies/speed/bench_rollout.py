@@ -26,8 +26,8 @@ HISTORY_PREFILLED = "Hugging Face, history prefilled every turn"
 def rollout(config: Config, repeats: int) -> Rows:
     """Time the trajectories of one iteration with every engine.
 
-    Sampling is greedy, so engines sample the same tokens, except where rounding changes a token.
-    More than 95 % of the trajectories must be equal.
+    Sampling is greedy, so the engines differ only where rounding changes a token. More than 95 % of
+    the trajectories must be equal.
     """
     model, tokenizer = load_model(config.model)
     hf_model = AutoModelForCausalLM.from_pretrained(config.model, attn_implementation="sdpa")

@@ -133,7 +133,7 @@ def forward_backward(
 
 
 def check_results(results: dict[str, dict[str, float]]) -> None:
-    """Raise UserError unless all variants have the loss and gradient norm of the first."""
+    """Raise UserError if a variant differs from the first in loss or gradient norm."""
     expected = next(iter(results.values()))
     for found in results.values():
         loss_error = abs(found["loss"] - expected["loss"])

@@ -285,8 +285,8 @@ def test_metrics_that_differ_are_said_in_words():
 def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
-    # A segment of 2 tokens, then one of 3 that sees both, so 2 * 1 + 3 * 3.5 keys are seen. One of
-    # the 5 tokens is sampled.
+    # A segment of 2 tokens is followed by one of 3 tokens, which also sees the first segment. So
+    # 2 * 1 + 3 * 3.5 keys are seen. One of the 5 tokens is sampled.
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
@@ -332,7 +332,7 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
     monkeypatch.setattr(bench_gpu, "seconds_of", take_given_time)
     row = UpdateCase("W2").measure(CPU)
-    # A group of 2 shares 19 tokens of its first prompt; a member adds 1 + 4 * 4 + 5 * 8.
+    # The 2 members of a group share 19 tokens. Each member adds 1 + 4 * 4 + 5 * 8 tokens.
     num_tokens = 2 * (19 + 2 * 57)
     assert row["s"] == 4.0 and row["tokens/s"] == num_tokens / 4.0
     assert row["MFU"] * 4.0 == pytest.approx(row["s at the peak"])
@@ -345,7 +345,7 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
 @pytest.mark.slow
 def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
-    """Four pieces take 20 CPU-s."""
+    """The four measurements (pieces) take 20 CPU-s."""
     arguments = [
         "--device=cpu",
         f"--out_dir={tmp_path}",

@@ -1,13 +1,13 @@
 # Pretraining of the model in base/ on generated text.
-# The command also continues an interrupted run.
 # Launch:  torchrun --nproc_per_node=2 -m studies.base_model.pretrain \
 #              studies/base_model/config/pretraining.py
+# The same command continues an interrupted run.
 
 model = "4x96"  # layers x width of a new model with random weights
 device = "cpu"
 num_threads = 1
 max_context_tokens = 1024  # limit of a document
-micro_batch_tokens = 1024  # a pack gets documents until it has this many tokens
+micro_batch_tokens = 1024  # a pack (one forward pass) is full when it has this many tokens
 sft_batch_size = 2  # packs per step over all processes
 sft_steps = 24_800
 sft_lr = 2.5e-3
