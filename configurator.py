@@ -25,7 +25,7 @@ PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # every script nee
 
 
 class UserError(ValueError):
-    """A mistake in a setting, file, model or environment. Its one sentence tells what to change."""
+    """A mistake in a setting, file, model or environment. The message tells what to change."""
 
 
 def printable(text: str, limit: int = 500, keep: str = "") -> str:
@@ -70,9 +70,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_line_error(error: Exception) -> str:
-    """Describe what is wrong with one line of a file, for bad JSON with the column.
+    """Describe what is wrong with one line of a file. For bad JSON, name the column.
 
-    str(error) would add "line 1", because json sees one line.
+    str(error) would name "line 1" as well, because json sees only this line.
     >>> try:
     ...     json.loads('{"a" 1}')
     ... except ValueError as error:
