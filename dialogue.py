@@ -127,7 +127,8 @@ class TurnRecord:
     effective: float = 0.0  # fraction of the executed actions that changed something
     statements_checked: int = 0  # number of sentences of the thought that can be checked
     statements_true: int = 0
-    false_statements: dict[str, str] | None = None  # false sentence -> the fact; None if none
+    # false sentence -> the fact that it contradicts; None if no sentence is false
+    false_statements: dict[str, str] | None = None
     env_reward: float = 0.0  # without format penalty and think_reward
     closing: str | None = None  # the observation after the turn that ended the episode
     # For each of `actions`, the action that took place: another action after a slip, "" if none.
@@ -173,7 +174,8 @@ class Episode:
         """Return the first messages, after the environment has started with `observation`."""
         self.turn_idx = 0
         self.observation = observation
-        self.plan_lengths: list[int] = []  # before turn 1 and after each turn; see methods.py
+        # lengths of the best plan before turn 1 and after each turn, for `methods.shape_rewards`
+        self.plan_lengths: list[int] = []
         self._note_plan_length()
         return self.system(), self._turn_text(observation, "")
 

@@ -12,8 +12,8 @@ does not draw these prompts, except in environments with `repeats`, such as Band
 
 --eval_split=heldout plays 256 other instances, for choosing settings. --samples=N plays every
 prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to row NAME.
---json=PATH writes the scores, --jsonl=PATH the trajectories; `python -m tools.replay` executes such
-trajectories again. `python -m tools.api_models` scores a model behind an API.
+--json=PATH writes the scores. --jsonl=PATH writes the trajectories, which `python -m tools.replay`
+can execute again. `python -m tools.api_models` scores a model behind an API.
 """
 
 from configurator import Config

@@ -231,16 +231,12 @@ def advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute advantages from rewards with one of the estimators at the top of this file.
 
-    Args:
-        rewards: (R,) float.
-        values: (R,) float, the critic's, only for CRITIC_ESTIMATORS.
-        tokens_per_turn: K counts that sum to R.
-        turns_per_trajectory: B counts that sum to K.
-        group_ids: (B,) int64, equal within a group.
-        turn_level: False: group estimators compare the scores of trajectories. True: they compare
-            the returns-to-go of turns with the same index.
-        gamma, lam: discount and lambda between two tokens of a turn.
-        turn_gamma, turn_lam: discount and lambda from the last token of a turn to the next turn.
+    If turn_level is True, group estimators compare returns-to-go of turns with the same index, not
+    scores of trajectories.
+    Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
+        tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
+        group_ids (B,) int64, equal within a group; gamma, lam, between two tokens of a turn;
+        turn_gamma, turn_lam, from the last token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
