@@ -124,8 +124,8 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
     GRPO learns nothing from a group without variance, because all its advantages are 0. So
-    `train.collect_rollouts` samples another group in its place, with every estimator, in at most
-    sampling_rounds rounds. DAPO samples whole batches and drops surplus groups.
+    `train.collect_rollouts` samples further groups, in at most sampling_rounds rounds. It does the
+    same for all other estimators. DAPO samples whole batches and drops surplus groups.
 
     Has an effect if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
@@ -284,7 +284,7 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     rounding. With a bfloat16 engine GSPO has an effect in the first step, too. If the trainer gives
     the old log-probs, the importance weights that GSPO leaves out are not 1. If the engine gives
     the old log-probs, rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
-    1. So config/methods/gspo.py sets recompute_old_logprobs=True: the trainer gives them.
+    1. So config/methods/gspo.py lets the trainer give them (recompute_old_logprobs).
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, one

@@ -335,7 +335,7 @@ def play_all(
     players: Sequence[Callable[[Rollout], Reply | None]],
     split: str,
 ) -> list[Trajectory]:
-    """Play rollouts of one environment spec from start to end, each with a player of its own.
+    """Play rollouts of one environment from start to end, each with a player of its own.
 
     Games of a blocking environment are played at the same time."""
 

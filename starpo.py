@@ -235,8 +235,8 @@ def advantages(
     scores of trajectories.
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; gamma, lam, between two tokens of a turn;
-        turn_gamma, turn_lam, from the last token of a turn to the next turn.
+        group_ids (B,) int64, equal within a group; gamma and lam, discount and lambda inside a
+        turn; turn_gamma and turn_lam, discount and lambda from turn to turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
@@ -458,7 +458,8 @@ def ppo_loss(
         logprobs: (R,) nats, with gradient.
         old_logprobs: (R,) nats, before the update.
         advantages: (R,).
-        clip_low, clip_high: in [0, 1], and >= 0.
+        clip_low: in [0, 1].
+        clip_high: >= 0.
         num_tokens: the number of response tokens in the whole mini-batch. With this denominator,
             the losses of micro-batches and ranks add up.
         weights: (R,), factors of the terms, without gradient: importance weight * token weight.
