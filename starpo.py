@@ -315,7 +315,7 @@ def gae(
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
     last step of a piece, even if a limit ended the trajectory. The critic can foresee the limits on
     turns and actions, because the prompt shows how many are left. It cannot foresee
-    max_context_tokens.
+    max_context_tokens. Each estimator with a critic has its own steps and pieces:
 
     gae                        steps are tokens, pieces are trajectories
     bi-level GAE, first pass   steps are turns, pieces are trajectories
@@ -526,11 +526,16 @@ def token_weights(
 ) -> Tensor:
     """Compute weights w that make sum(w loss) / R the average that `aggregation` names.
 
-    "token_mean" is the mean over all tokens. The other names average a number per trajectory:
-    the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073), the sum over
-    its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant", Dr. GRPO).
-    Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, a constant,
-        max_turns * max_response_tokens. Returns: (R,) float32.
+    "token_mean" is the mean over all tokens. The other names average one number per trajectory:
+
+    seq_mean_token_mean  the mean over its tokens (equation 4 of arXiv 2504.20073)
+    seq_mean_token_sum   the sum over its tokens
+    constant             the sum over its tokens / max_trajectory_tokens (Dr. GRPO)
+
+    Args:
+        tokens_per_trajectory: the B counts of the mini-batch.
+        max_trajectory_tokens: max_turns * max_response_tokens.
+    Returns: (R,) float32.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
     [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
@@ -560,9 +565,13 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped value loss 0.5 max((v - G)^2, (clip(v, old - value_clip, old + value_clip) - G)^2).
 
-    Args: values v (R,), with gradient; old_values (R,), before the update; returns G (R,), reward
-        units; value_clip > 0, float("inf") for no clip; num_tokens, by which the sum over tokens is
-        divided; weights (R,), the factor of each term: `token_weights`.
+    Args:
+        values: v (R,), with gradient.
+        old_values: (R,), before the update.
+        returns: G (R,), reward units.
+        value_clip: above 0; float("inf") for no clip.
+        num_tokens: the sum over tokens is divided by this number.
+        weights: (R,), the factor of each term, from `token_weights`.
     Returns: loss, scalar; metrics, SUMS over tokens: vf_clipfrac (1 for a token whose clipped term
         is the larger one).
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
