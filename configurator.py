@@ -1,9 +1,9 @@
 """The settings of a run. The dataclasses Config and SftConfig below hold every default.
 
-A command takes any number of config files and --key=value overrides. It reads them left to right,
+A command takes any number of config files and --key=value overrides. They are read left to right,
 and the last value of a setting wins. A config file is Python that assigns settings. Modules,
-functions, classes and names that begin with "_" are ignored in a file. Every other unknown name is
-an error.
+functions, classes and names that begin with "_" are ignored in a file. Any other name must be a
+setting.
 """
 
 import ast
@@ -25,7 +25,7 @@ PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # every script nee
 
 
 class UserError(ValueError):
-    """A mistake in a setting, file, model or environment. Its one sentence tells what to change."""
+    """A mistake in a setting, file, model or environment. The message tells what to change."""
 
 
 def printable(text: str, limit: int = 500, keep: str = "") -> str:
@@ -70,9 +70,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_line_error(error: Exception) -> str:
-    """Describe what is wrong with one line of a file, for bad JSON with the column.
+    """Describe what is wrong with one line of a file. For bad JSON, name the column.
 
-    str(error) would add "line 1", because json sees one line.
+    str(error) would name "line 1" as well, because json sees only this line.
     >>> try:
     ...     json.loads('{"a" 1}')
     ... except ValueError as error:
@@ -387,10 +387,11 @@ class Config:
         return self.engine == "torch" or not self.recompute_old_logprobs
 
     def trainer_gives_old_logprobs(self) -> bool:
-        """Whether the trainer computes the old log-probs. Otherwise they are the engine's.
+        """Whether the trainer computes the old log-probs. If not, they are the engine's.
 
-        The engine has no log-probs of observations (mask_observations=False). With KL in the
-        reward, the difference between engine and trainer would count as KL."""
+        With mask_observations=False it must, because the engine has no log-probs of observations.
+        With KL in the reward it must, because a difference between engine and trainer would count
+        as KL."""
         kl_in_reward = self.kl_coef > 0 and self.kl_in == "reward"
         return self.recompute_old_logprobs or not self.mask_observations or kl_in_reward
 

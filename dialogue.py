@@ -4,10 +4,9 @@ An `Episode` shows an environment of `envs.py` as messages. It executes the acti
 replies and enforces the limits on actions and turns; rollout.py enforces the limits on tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an unknown action,
-or if it executes no action. Names after the action that ends the game are not judged, but those
-over the limit still count as surplus. An invalid reply gets the format penalty. The next message
-reports the faults of a reply and its reward with the penalty. In RAGEN the policy never sees the
-penalty.
+or if it executes no action. After the action that ends the game, unknown names are no fault, but
+surplus actions are. An invalid reply gets the format penalty. The next message reports the faults
+of a reply and its reward with the penalty. In RAGEN the policy never sees the penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
 their text is only parsed.
@@ -77,7 +76,7 @@ def cut_fault(num_tokens: int, setting: str) -> str:
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """Compare the sentences of a thought with the facts about the state.
 
-    Facts are the true sentences of `Env.statements`. Stating one can earn a bonus (think_reward).
+    Facts are the true sentences of `Env.statements`. A stated fact can earn a bonus (think_reward).
     Periods separate sentences. A sentence is checkable if it begins with the first word of a fact.
     Returns: the number of checkable sentences, and the number of true ones.
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
@@ -128,14 +127,15 @@ class TurnRecord:
     effective: float = 0.0  # fraction of the executed actions that changed something
     statements_checked: int = 0  # number of sentences of the thought that can be checked
     statements_true: int = 0
-    false_statements: dict[str, str] | None = None  # false sentence -> the fact; None if none
+    # false sentence -> the fact that it contradicts; None if no sentence is false
+    false_statements: dict[str, str] | None = None
     env_reward: float = 0.0  # without format penalty and think_reward
     closing: str | None = None  # the observation after the turn that ended the episode
     # For each of `actions`, the action that took place: another action after a slip, "" if none.
     # None if every action took place as chosen.
     moves: list[str] | None = None
     # Why the reply is not valid, in sentences; None if it is valid or was not judged. The next
-    # message shows these sentences to the policy, but not the sentence that a reply was cut off.
+    # message shows these sentences to the policy, but without the sentence of `cut_fault`.
     faults: list[str] | None = None
     # True: the game failed because its actions were used up. False: it failed by its rules.
     # None: it did not fail.
@@ -174,7 +174,8 @@ class Episode:
         """Return the first messages, after the environment has started with `observation`."""
         self.turn_idx = 0
         self.observation = observation
-        self.plan_lengths: list[int] = []  # before turn 1 and after each turn; see methods.py
+        # lengths of the best plan before turn 1 and after each turn, for `methods.shape_rewards`
+        self.plan_lengths: list[int] = []
         self._note_plan_length()
         return self.system(), self._turn_text(observation, "")
 
@@ -194,9 +195,9 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # The system message is the same for all games. An environment that draws the names of its
-        # actions for each game (Bandit) sets `actions` on the instance and leaves that of the class
-        # empty. Then the system message names no actions.
+        # The system message must be the same for all games. Bandit draws the names of its actions
+        # for each game: its class has no `actions`, only its instances have. Then the system
+        # message names no actions.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
@@ -345,8 +346,8 @@ class Chat:
         self.tokenizer = tokenizer
         marks = [IM_START, IM_END]
         self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
-        # Convert the ids back. For a mark that is not a token, the tokenizer returned None or its
-        # unknown token.
+        # Convert the ids back, because the tokenizer returns None or its unknown token for a mark
+        # that is not a token.
         if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
                 f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"
@@ -374,7 +375,7 @@ class Chat:
     def following(self, user: str, *, closed: bool) -> list[int]:
         """Return the tokens between two responses.
 
-        Args: closed: True if the earlier response ends with the end-of-turn token. Otherwise the
+        Args: closed: True if the earlier response ends with the end-of-turn token. If False, this
             token is inserted."""
         end = [] if closed else [self.end]
         # The policy samples the end mark, but no line break after it.

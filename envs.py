@@ -8,8 +8,8 @@ github.com/RAGEN-AI/RAGEN). All environments have three deliberate differences f
   members of a group slip at the same time.
 - A seed gives the same instance in every process. Nothing depends on `hash()` or on a global
   random state.
-- Splits have no instance in common, unless `Env.repeats` is True. Different seeds alone could draw
-  the same small board.
+- Splits have no instance in common, unless `Env.repeats` is True. Two different seeds alone would
+  not ensure this, because they can draw the same small board.
 """
 
 from configurator import UserError, check_type, describe_error, parse_text, printable
@@ -101,8 +101,8 @@ class Env:
     repeats = False  # True: too few distinct instances for disjoint splits, as in the Bandit
     max_reward = 1.0  # largest total reward of a success
     blocking = False  # True: a step waits for a program or a server, so it runs in a thread
-    # True: the environment runs programs or reads files. Then the command line must name it,
-    # because somebody else may have written the settings in a run folder.
+    # True: the environment runs programs or reads files. Then the command line must name this
+    # environment, because somebody else may have written the settings in a run folder.
     runs_programs = False
 
     slipped_to = ""  # the action that took place, if `_move` replaced the chosen action
@@ -281,7 +281,7 @@ ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
     "rg": "worlds.hubs.reasoning_gym:ReasoningGym",
     "gymnasium": "worlds.hubs.gymnasium_env:Gymnasium",
 }
-HUBS = ("gem", "rg", "gymnasium")  # the first option is a name: 'rg:maze' is 'rg:name=maze'
+HUBS = ("gem", "rg", "gymnasium")  # collections of games: 'rg:maze' is short for 'rg:name=maze'
 COMMON_OPTIONS = ("observation", "max_actions")  # given by settings of the run, not in --env
 REQUIRED = ("draw", "_start", "_move", "observe", "rules")  # methods that a subclass must define
 ILLEGAL_NAME = re.compile(r"^$|\|\||<|^\s|\s$")  # action names that no reply can hold
@@ -565,8 +565,8 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
         instances, or if `draw` returns an illegal value.
     """
     env = make_env(spec)
-    # Cache `repeats` before the time limit of a draw begins, because environments of hubs start up
-    # to 100 games to compute it.
+    # Cache `repeats` before the time limit of a draw begins, because the environments of HUBS start
+    # up to 100 games to compute it.
     _ = env.repeats
     _check_draw(env)
     taken: set = set()

@@ -7,13 +7,13 @@
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
 The policy samples at eval_temperature (0.5) under the limits of the config. Instances and
-transition noise are the same for every row of the table, so rows can be paired. Training does not
-draw these prompts, except in environments with `repeats`, such as Bandit.
+transition noise are the same for every row of the printed table, so rows can be paired. Training
+does not draw these prompts, except in environments with `repeats`, such as Bandit.
 
 --eval_split=heldout plays 256 other instances, for choosing settings. --samples=N plays every
 prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to row NAME.
---json=PATH writes the scores, --jsonl=PATH the trajectories; `python -m tools.replay` executes such
-trajectories again. `python -m tools.api_models` scores a model behind an API.
+--json=PATH writes the scores. --jsonl=PATH writes the trajectories, which `python -m tools.replay`
+can execute again. `python -m tools.api_models` scores a model behind an API.
 """
 
 from configurator import Config
@@ -156,7 +156,7 @@ def evaluate(
 
 
 def play_references(config: Config) -> dict[str, dict[str, Scores]]:
-    """Return the scores of each environment's reference players: environment -> row -> scores."""
+    """Return the scores of the reference players: environment -> name of the row -> scores."""
     scores = {}
     for env in scored_envs(config):
         players = [player for player in PLAYERS if not missing_method(make_env(env), player)]

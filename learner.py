@@ -105,8 +105,8 @@ class Learner:
     def handle_skipped_step(self, metrics_are_finite: bool) -> None:
         """Handle an optimizer step that is skipped, because a metric or the gradient is not finite.
 
-        If only the gradient is not finite and the loss scale is above 1, the scaled gradient was
-        too large for float16, and the scale is halved. Otherwise the step counts as bad.
+        If only the gradient is not finite and the loss scale is above 1, the scale is halved,
+        because the scaled gradient was too large for float16. All other steps count as bad.
 
         Raises: UserError after max_bad_steps bad steps in a row."""
         iteration = self.step + 1

@@ -17,9 +17,9 @@ anything ("Has an effect").
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn is
-a segment. Papers say "sequence" for it, and so do the names `sequence_ratio` and `sequence_mask`.
-The "seq" in the names of `aggregation` is a trajectory. Everywhere else, a sequence is one input of
-the model.
+a segment. Papers call a segment a "sequence", and so do the names `sequence_ratio` and
+`sequence_mask`. The "seq" in the names of `aggregation` is a trajectory. Everywhere else, a
+sequence is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -57,7 +57,7 @@ def shape_rewards(
       is the length of the best plan, and 0 after a success. Without a plan, the first distance is
       1, and a later distance is twice the first.
 
-    Has an effect if reward_density is not "native", on games without an error. If a game pays 1 for
+    Has an effect on games without an error if reward_density is not "native". If a game pays 1 for
     a success and nothing else, only "plan" changes the rewards.
     Args: rewards, of the environment, one for each turn; density, see above; max_reward, the
         largest total reward of a success; plan_lengths, for "plan", the length of the best plan
@@ -123,9 +123,9 @@ def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
 def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
-    In GRPO, all advantages in a group without variance are 0, so `train.collect_rollouts` samples
-    another group instead, in at most sampling_rounds rounds. It does so with every estimator. DAPO
-    samples whole batches and drops surplus groups.
+    GRPO learns nothing from a group without variance, because all its advantages are 0. So
+    `train.collect_rollouts` samples further groups, in at most sampling_rounds rounds. It does the
+    same for all other estimators. DAPO samples whole batches and drops surplus groups.
 
     Has an effect if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
@@ -281,10 +281,10 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     with it.
 
     Has an effect from the second optimizer step of an iteration on; in the first step, s is 1 up to
-    rounding. With a bfloat16 engine it has an effect in the first step, too. If the trainer gives
-    the old log-probs, GSPO leaves out the importance weights, which are then not 1. If the engine
-    gives them, rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above 1. So
-    config/methods/gspo.py sets recompute_old_logprobs.
+    rounding. With a bfloat16 engine GSPO has an effect in the first step, too. If the trainer gives
+    the old log-probs, the importance weights that GSPO leaves out are not 1. If the engine gives
+    the old log-probs, rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
+    1. So config/methods/gspo.py lets the trainer give them (recompute_old_logprobs).
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, one
@@ -306,8 +306,8 @@ def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: f
     Has an effect if policy and engine differ. With [0.5, 5] and the engine's old log-probs, PPO's
     clip already stops the gradient for A > 0 and a ratio above 5, and for A < 0 and a ratio below
     0.5. The mask stops the two other cases: A > 0 and a ratio below 0.5, or A < 0 and a ratio above
-    5. INTELLECT-3 takes the same ratio, but does not clip; here PPO's clip stays. Ring-1T takes
-    pi_old / pi_engine.
+    5. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip stays. Ring-1T takes
+    the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -352,8 +352,8 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     """DPPO, binary total variation: return False for tokens to drop from the loss, else True.
 
     A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0.
-    Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` has
-    no clip range, so the objective is min(pi / pi_engine, importance_cap) * A; the paper has no
+    Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` does
+    not clip PPO's ratio. The objective is min(pi / pi_engine, importance_cap) * A. The paper has no
     cap.
 
     Has an effect if policy and engine differ: from the second optimizer step on, and by rounding in
@@ -376,7 +376,7 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
 
     All tokens between two replies count, including the marks of the chat format. The first prompt
     does not count. RAGEN v1's mask (mask_observations=False) puts observation tokens into the
-    policy loss instead, where they share the advantage of the actions.
+    policy loss instead, where they get advantages like response tokens.
 
     Has an effect if trajectories have several turns, context_turns is 0 and mask_observations is
     True.

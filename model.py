@@ -1,8 +1,9 @@
 """Policy and critic: Hugging Face models that run on packed sequences.
 
 The input of a forward is one row of tokens of several sequences (packing.py), and a *layout* object
-that computes attention: `PackedLayout` in policy and critic, `_CacheLayout` in the torch engine.
-The policy computes log-probs one chunk of the vocabulary at a time, without the full logits.
+that computes attention. The layout is `PackedLayout` in policy and critic, and `_CacheLayout` in
+the torch engine. The policy computes log-probs one chunk of the vocabulary at a time, without the
+full logits.
 
 Shapes: T tokens of a packed row, R of them response tokens, H hidden size, V vocabulary.
 """
@@ -73,8 +74,8 @@ class Policy(nn.Module):
             observations follow: (R + O,).
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
-        # Each state predicts the next token. index_select, because the backward of hidden[index]
-        # would sort the index.
+        # Each state predicts the next token. index_select is faster than hidden[index], whose
+        # backward sorts the index.
         states = hidden.index_select(0, batch.predicted_index - 1)  # (R, H)
         targets = batch.ids[batch.predicted_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)

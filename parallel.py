@@ -93,9 +93,9 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     """Return the store in which the ranks find each other, this rank, and the number of ranks.
 
     torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
-    read the address of a dead rank. On a single node, its keys therefore get the number of the
-    restart as prefix. On several nodes they do not, because the nodes' agents count restarts
-    independently.
+    read the address of a dead rank. On a single node, the keys in the store therefore get the
+    number of the restart as prefix. On several nodes the keys get no prefix, because each node
+    counts its own restarts.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -142,7 +142,7 @@ def all_gather_lists(items: Sequence[Item]) -> list[list[Item]]:
 def all_reduce_sum(*tensors: Tensor) -> None:
     """Replace each tensor by its sum over the ranks, in place (collective).
 
-    The tensors, all on one device, share one all-reduce: each call costs gloo 2 ms.
+    The tensors must be on one device. They share one all-reduce, because each call costs gloo 2 ms.
     """
     if world_size() == 1:
         return
@@ -180,8 +180,8 @@ def shard(
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    # By default FSDP2 keeps the root's weights gathered after a forward. Without a backward, the
-    # next forward would use these weights, even after an optimizer step.
+    # By default FSDP2 keeps the root's weights gathered after a forward. If no backward follows,
+    # the next forward would use these weights, even after an optimizer step.
     return fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
 
 

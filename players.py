@@ -1,7 +1,7 @@
 """Reference players: scripted players that are scored on the same games as a policy.
 
-`random` draws an action, `greedy` follows a simple rule of the environment, and `optimal` follows
-its plan. All players obey the limits on actions and turns.
+`random` draws an action. `greedy` follows a simple rule of the environment, and `optimal` follows
+the environment's plan. All players obey the limits on actions and turns.
 """
 
 import numpy as np

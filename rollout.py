@@ -28,14 +28,14 @@ from support.time_limit import EnvError, call_with_timeout
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample
 
-MAX_REWARD = 1e9  # largest absolute reward of a turn; a larger one is an error: sums may overflow
+MAX_REWARD = 1e9  # a larger absolute reward of a turn is an error, because sums may overflow
 
 # ---------- data
 
 
 @dataclass
 class Credit:
-    """Advantage and value of a turn, for records. None unless the filter kept the group."""
+    """Advantage and value of a turn, for records. Only turns that the filter kept have them."""
 
     advantage: float | None = None  # as in the loss, averaged over the response tokens
     value: float | None = None  # of the critic, at the first response token
@@ -48,9 +48,9 @@ class Turn:
     # First turn: the first prompt. Later turns: the tokens since the previous response.
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
-    # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
-    # An API gives no ids. Then the first entry is the whole text, and empty strings follow, so that
-    # there are as many entries as tokens.
+    # The sampled tokens, with the end-of-turn token if it was sampled. `unmask` adds prompt tokens.
+    # An API gives no ids. Then the list holds the whole text, followed by empty strings, with one
+    # entry for each token.
     response_ids: list[int] | list[str]
     # log pi_engine of response_ids at the sampling temperature, nats; NaN if the engine gave none
     rollout_logprobs: list[float]
@@ -169,12 +169,13 @@ class Reply:
 def make_episode(config: Config, env: str = "") -> Episode:
     """Build a new episode in the environment `env`, by default `config.env`.
 
-    Raises: UserError for an unknown environment, or one that cannot draw its instances."""
+    Raises: UserError if the environment is unknown, cannot draw its instances, or has no plan for
+        reward_density=plan."""
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training must not draw evaluation or held-out instances of any environment of the run, except
-    # if an environment has too few instances for disjoint splits (`Env.repeats`).
+    # Training must not draw evaluation or held-out instances of any environment of the run.
+    # Environments with too few instances for disjoint splits are exempt (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -243,7 +244,8 @@ class Rollout:
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
         """Record a reply and its outcome."""
         record = replace(outcome.record, cut_by=reply.cut_by)
-        # `faults` says why a reply is not valid. A reply that was cut off may still be valid.
+        # `faults` says why a reply is not valid. A reply that was cut off may still be valid, and
+        # then has no faults.
         if reply.cut_by and record.faults:
             record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
         turn = Turn(
@@ -269,8 +271,8 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Return the trajectory of an episode that is over.
 
-        reward_density changes the rewards of its turns, but not after an error. Messages showed
-        the rewards before this change."""
+        First, reward_density changes the rewards of the turns, unless the episode ended in an
+        error. The messages to the policy contain the rewards before this change."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density != "native" and trajectory.status != "error":
@@ -303,7 +305,8 @@ def rewards_with_density(
 def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Trajectory:
     """Play a started rollout to its end with a player that answers in text.
 
-    Args: player: returns the reply to `rollout.user`, or None if the context has no room for one.
+    Args: player: returns the reply to `rollout.user`, or None if its context has no room for a
+        reply.
     """
     while not rollout.done:
         reply = Reply("") if rollout.failure else player(rollout)  # `execute` returns the failure
@@ -332,7 +335,7 @@ def play_all(
     players: Sequence[Callable[[Rollout], Reply | None]],
     split: str,
 ) -> list[Trajectory]:
-    """Play rollouts of one environment spec from start to end, each with a player of its own.
+    """Play rollouts of one environment from start to end, each with a player of its own.
 
     Games of a blocking environment are played at the same time."""
 
@@ -378,11 +381,12 @@ def failed_outcome(error: object) -> TurnOutcome:
 def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> None:
     """Print how many trajectories ended in an error, and stop the run if there are too many.
 
-    At most the fraction max_error_frac of all trajectories may fail, or group_size of them if that
-    is more: an instance that cannot be played fails a whole group. With max_error_frac=0, none may.
+    The fraction max_error_frac of all trajectories may fail, but at least group_size trajectories,
+    because an instance that cannot be played fails a whole group. With max_error_frac=0, no
+    trajectory may fail.
 
-    Raises: UserError with the first error if more trajectories failed, or if no group is without
-        an error.
+    Raises: UserError with the first error if more trajectories failed, or if every group has an
+        error.
     """
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:
@@ -405,7 +409,9 @@ def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size:
 
 
 def without_errors(trajectories: Sequence[Trajectory], group_size: int) -> list[Trajectory]:
-    """Return the groups without an error. Advantages compare whole groups."""
+    """Return the trajectories of the groups in which no trajectory ended in an error.
+
+    Whole groups are left out, because advantages compare whole groups."""
     failed_groups = groups_with_errors(trajectories, group_size)
     kept = []
     for index, trajectory in enumerate(trajectories):
@@ -445,9 +451,9 @@ def collect(
             turn.
         on_done: is called when a trajectory ends, for a progress bar.
         envs: the environment of each episode, by default `config.env`.
-    Returns: the trajectories in the order of `starts`. A trajectory that cannot start, because its
-        environment fails or its first prompt does not fit into the context, has the status error
-        and one turn without tokens."""
+    Returns: the trajectories in the order of `starts`. If an environment cannot start, or a first
+        prompt does not fit into the context, the trajectory has the status error and one turn
+        without tokens."""
     envs = envs or [config.env] * len(starts)
     rollouts = []
     for (seed, member), env in zip(starts, envs, strict=True):
@@ -547,7 +553,7 @@ class RolloutScheduler:
         self.histories[key] += prompt
         self.engine.add(
             key,
-            self.histories[key],  # whole; the engine caches the part that it has seen
+            self.histories[key],  # the whole history; the engine has cached the earlier part
             max_tokens=room,
             temperature=self.temperature,
             seed=(*self.noise_seed, *trajectory.seed, trajectory.member, len(trajectory.turns)),
@@ -564,8 +570,8 @@ class RolloutScheduler:
             text, self.prompts[key], sample.ids, sample.logprobs, cut_by=self._cut_by(sample)
         )
         rollout.add_turn(reply, outcome)
-        # If the policy forgets turns, each turn has a history of its own in the engine, because the
-        # next prompt repeats what it needs.
+        # If the policy forgets turns, the next prompt repeats the turns that the policy may see. So
+        # each turn starts with an empty history in the engine.
         if forgets_turns:
             self.engine.release(key)
             self.histories[key] = []
@@ -589,7 +595,7 @@ class BlockingSteps:
     """Environment steps that wait for a program or a server. Each runs in its own thread."""
 
     def __init__(self):
-        # of threads.Result; its get() returns what the step returned, or raises its error
+        # holds `threads.Result`s, whose get() returns the outcome of a step or raises its error
         self.results: SimpleQueue = SimpleQueue()
         self.num_pending = 0
 

@@ -8,10 +8,10 @@ clipped objective over the response tokens y_t, t = 1..R:
     L_policy = -1/R sum_t w_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
 
 `ppo_loss` computes L_policy over the R response tokens of a mini-batch. The weight w_t has no
-gradient. It is the product of an importance weight, which corrects for the difference between
-engine and trainer (`importance_weights`), and a token weight, which says how tokens are averaged
-(`token_weights`). By default pi_old is the engine's policy, and w_t is 1 until ratio_t exceeds a
-cap.
+gradient. It is the product of two weights. The importance weight corrects for the difference
+between engine and trainer (`importance_weights`). The token weight says how tokens are averaged
+(`token_weights`). By default pi_old is the engine's policy, and w_t is 1 until ratio_t exceeds
+importance_cap.
 
 `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -24,7 +24,7 @@ cap.
     reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
 
 Estimators that compare the scores of a group give all tokens of a trajectory the same advantage.
-With turn_level, all tokens of a turn have the same advantage.
+With turn_level, only the tokens of one turn share an advantage.
 
 StarPO-S trains only on the groups with the largest score std (`filter_groups`), with a larger
 clip_high and without KL. In the paper StarPO-S has a critic; here any estimator will do.
@@ -42,12 +42,13 @@ consecutive pieces of a tensor.
 Differences from the paper and from RAGEN's code:
 - By default only sampled tokens are trained on. RAGEN v1, RAGEN's first code, trains on all tokens
   after the system message (mask_observations=False).
-- The loss of a mini-batch is a mean over its response tokens. The paper averages within each
-  trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the loss.
+- By default the loss of a mini-batch is a mean over its response tokens. The paper averages within
+  each trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the
+  loss.
 - GAE steps from the last token of a turn directly to the first token of the next turn. RAGEN v1
   steps through the observation between them, with values of 0.
-- The reward of a turn is on its last token, and the lengths of turns are known. RAGEN takes the
-  tokens with a nonzero reward as the ends of turns, so it misses turns with reward 0.
+- The ends of turns are known from their lengths. RAGEN takes each token with a nonzero reward as
+  the end of a turn, so it misses turns with reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
   RAGEN takes the std of normalised scores if normalisation within groups is on. RAGEN-2 excludes
   groups whose value in the ranking is 0.
@@ -81,7 +82,7 @@ class GroupStats(NamedTuple):
 def group_stats(scores: Tensor, group_size: int) -> GroupStats:
     """Compute mean, unbiased standard deviation and maximum of the scores of each group.
 
-    StarPO-S calls the standard deviation U(x). It is exactly 0 if N = 1, or if the scores of a
+    StarPO-S calls the standard deviation U(x). U(x) is exactly 0 if N = 1, or if the scores of a
     group differ by no more than float rounding.
     Args: scores (B,) finite floats, sums of rewards, group after group; group_size N divides B.
     >>> mean, std, maximum = group_stats(torch.tensor([0.0, 2.0, 1.0, 1.0]), group_size=2)
@@ -116,13 +117,15 @@ def filter_groups(
     """Choose the groups to train on.
 
     By default, groups without variance (std 0) are excluded. The other groups are ranked by their
-    values, rounded to 1e-6, largest first. Of groups with equal values, the lower index comes
-    first. The strategy "fraction" with keep 1 keeps all groups, as StarPO does.
+    values, rounded to 1e-6, largest first. Of groups with equal values, the group with the lower
+    index comes first. The strategy "fraction" with keep 1 keeps all groups, as StarPO does.
 
-    Args: values (P,) float, by which groups are ranked, >= 0 for top_p and min_p; std (P,) float,
-        of the raw scores of each group; keep and strategy, see `_num_groups_to_keep`; smallest,
-        True to rank from the smallest value, for fraction and count; zero_std, True to rank groups
-        without variance, too.
+    Args:
+        values: (P,) float, by which groups are ranked; >= 0 for top_p and min_p.
+        std: (P,) float, of the raw scores of each group.
+        keep, strategy: see `_num_groups_to_keep`.
+        smallest: True to rank from the smallest value, for fraction and count only.
+        zero_std: True to rank groups without variance, too.
     Returns: the indices of the chosen groups (<= P,) int64, ascending, perhaps none.
     Source: StarPO-S, arXiv 2504.20073 (fraction 0.25); RAGEN-2's rollout_filter_strategy.
     >>> std = torch.tensor([0.7, 0.0, 6.4])
@@ -146,8 +149,10 @@ def filter_groups(
 def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
     """Return how many of the C ranked groups the strategy keeps. A number above C keeps all.
 
-    Args: values (C,), of the ranked groups, in their order; keep in (0, 1], or for "count" in [1,
-        P]; num_groups, P. "fraction" counts a fraction of P, not of C.
+    Args:
+        values: (C,), of the ranked groups, in the order of their ranks.
+        keep: in (0, 1], or in [1, P] for "count".
+        num_groups: P. "fraction" keeps a fraction of P, not of C.
     """
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
@@ -182,8 +187,8 @@ def normalize_rewards(
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    The rewards of the turns are first divided by std + 1e-6, or set to 0 if all scores are equal
-    ("mean" leaves them as they are). Then the reward of the last turn changes so that the rewards
+    First the rewards of the turns are divided by std + 1e-6, or set to 0 if all scores are equal.
+    "mean" leaves out this first step. Then the reward of the last turn changes, so that the rewards
     of the trajectory sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
@@ -226,12 +231,12 @@ def advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute advantages from rewards with one of the estimators at the top of this file.
 
+    If turn_level is True, group estimators compare returns-to-go of turns with the same index, not
+    scores of trajectories.
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare the
-        returns-to-go of turns with the same index, not the scores of trajectories; gamma and lam,
-        discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the last
-        token of a turn to the next turn.
+        group_ids (B,) int64, equal within a group; gamma and lam, discount and lambda inside a
+        turn; turn_gamma and turn_lam, discount and lambda from turn to turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
@@ -305,22 +310,24 @@ def gae(
     gamma: float | Tensor,
     lam: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the steps of each piece.
+    """Generalised advantage estimation over the steps of each piece, such as a trajectory.
 
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
-    last step of a piece, even if a limit ended the trajectory. The critic can foresee this end,
-    because the prompt shows how many turns and actions are left. (It cannot foresee
-    max_context_tokens.)
+    last step of a piece, even if a limit ended the trajectory. The critic can foresee the limits on
+    turns and actions, because the prompt shows how many are left. It cannot foresee
+    max_context_tokens. Each estimator with a critic has its own steps and pieces:
 
     gae                        steps are tokens, pieces are trajectories
     bi-level GAE, first pass   steps are turns, pieces are trajectories
     bi-level GAE, second pass  steps are tokens, pieces are turns
     Turn-PPO                   steps are turns, pieces are trajectories
 
-    Args: rewards (S,) float, of S steps; values (S,) float, V of the state before each step (in the
-        first pass of bi-level GAE at the last token of the turn), in reward units; lengths, the
-        numbers of steps of the pieces, which sum to S; gamma and lam, discount and lambda in [0,
-        1], one number or (S,), from each step to the next.
+    Args:
+        rewards: (S,) float, of S steps.
+        values: (S,) float, V of the state before each step, in reward units. (In the first pass of
+            bi-level GAE, V at the last token of the turn.)
+        lengths: the number of steps of each piece. They sum to S.
+        gamma, lam: discount and lambda in [0, 1] from each step to the next, one number or (S,).
     Returns: advantages (S,), returns (S,) = advantages + values; both without gradient, at least
         float32.
     Source: arXiv 1506.02438, equation 16.
@@ -367,8 +374,8 @@ def bi_level_gae(
 
     In the first pass a turn is one step. Its reward is the sum of the rewards of its tokens, and
     its value is the value at its last token. In the second pass each turn is a trajectory of its
-    own, and the reward of its last token changes so that the rewards of its tokens sum to the
-    first-pass return of the turn.
+    own. The reward of its last token changes, so that the rewards of its tokens sum to the turn's
+    return of the first pass.
 
     Args, returns: as for `advantages`, but not whitened.
     Source: RAGEN's compute_bi_level_gae_advantage_return.
@@ -405,9 +412,9 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> Tensor:
-    """Sum the discounted rewards from each step to the end of its piece.
+    """Sum the discounted rewards from each step to the end of its trajectory.
 
-    Args: counts: the number of steps of each piece.
+    Args: counts: the number of steps (tokens or turns) of each trajectory.
     >>> returns_to_go(torch.tensor([1.0, 2.0, 4.0]), [2, 1], gamma=0.5).tolist()
     [2.0, 2.0, 4.0]
     """
@@ -417,7 +424,7 @@ def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> 
 def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> Tensor:
     """Return a group id for each turn, (K,).
 
-    The first turns of a group's trajectories form a group, their second turns another one."""
+    The first turns of a group's trajectories form one group, their second turns another group."""
     turn_indices = [torch.arange(count) for count in turns_per_trajectory]
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
     return group_of_turn * max(turns_per_trajectory) + torch.cat(turn_indices)
@@ -447,12 +454,17 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's loss: sum of -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) / num_tokens.
 
-    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats, before the update; advantages
-        (R,); clip_low in [0, 1]; clip_high >= 0; num_tokens, the number of response tokens in the
-        whole mini-batch, so that the losses of micro-batches and ranks add up; weights (R,), the
-        factor of each term, without gradient: `importance_weights` times `token_weights`;
-        dual_clip, 0 for none, or c > 1: the objective of a token with A < 0 is then at least c A;
-        segment_log_ratio (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
+    Args:
+        logprobs: (R,) nats, with gradient.
+        old_logprobs: (R,) nats, before the update.
+        advantages: (R,).
+        clip_low: in [0, 1].
+        clip_high: >= 0.
+        num_tokens: the number of response tokens in the whole mini-batch. With this denominator,
+            the losses of micro-batches and ranks add up.
+        weights: (R,), factors of the terms, without gradient: importance weight * token weight.
+        dual_clip: c > 1 keeps the objective of a token with A < 0 at or above c A. 0 is no bound.
+        segment_log_ratio: (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
     Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (1 for a token
         whose clipped term is the smaller one), approx_kl (k3 estimate of KL(old || new), nats).
     Source: PPO, arXiv 1707.06347, equation 7; clip_high: DAPO, 2503.14476; dual clip: 1912.09729.
@@ -479,7 +491,7 @@ def ppo_loss(
         objective = objective * weights.detach()
     loss = -objective.sum() / num_tokens
     clipfrac = (clipped < unclipped).sum().to(loss.dtype)
-    # computed from the ratios of tokens, also with GSPO
+    # approx_kl takes the ratios of tokens, even with GSPO
     approx_kl = (torch.expm1(token_log_ratio) - token_log_ratio).sum().detach()
     return loss, {"clipfrac": clipfrac, "approx_kl": approx_kl}
 
@@ -514,11 +526,16 @@ def token_weights(
 ) -> Tensor:
     """Compute weights w that make sum(w loss) / R the average that `aggregation` names.
 
-    "token_mean" is the mean over all tokens. The other names average a number per trajectory:
-    the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073), the sum over
-    its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant", Dr. GRPO).
-    Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, a constant,
-        max_turns * max_response_tokens. Returns: (R,) float32.
+    "token_mean" is the mean over all tokens. The other names average one number per trajectory:
+
+    seq_mean_token_mean  the mean over its tokens (equation 4 of arXiv 2504.20073)
+    seq_mean_token_sum   the sum over its tokens
+    constant             the sum over its tokens / max_trajectory_tokens (Dr. GRPO)
+
+    Args:
+        tokens_per_trajectory: the B counts of the mini-batch.
+        max_trajectory_tokens: max_turns * max_response_tokens.
+    Returns: (R,) float32.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
     [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
@@ -548,9 +565,13 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped value loss 0.5 max((v - G)^2, (clip(v, old - value_clip, old + value_clip) - G)^2).
 
-    Args: values v (R,), with gradient; old_values (R,), before the update; returns G (R,), reward
-        units; value_clip > 0, float("inf") for no clip; num_tokens, by which the sum over tokens is
-        divided; weights (R,), the factor of each term: `token_weights`.
+    Args:
+        values: v (R,), with gradient.
+        old_values: (R,), before the update.
+        returns: G (R,), reward units.
+        value_clip: above 0; float("inf") for no clip.
+        num_tokens: the sum over tokens is divided by this number.
+        weights: (R,), the factor of each term, from `token_weights`.
     Returns: loss, scalar; metrics, SUMS over tokens: vf_clipfrac (1 for a token whose clipped term
         is the larger one).
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.

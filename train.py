@@ -6,17 +6,18 @@ and lists the differences from the StarPO paper (RAGEN, arXiv 2504.20073). `meth
 of other papers. docs/methods.md says how to add an estimator.
 
 Letters of shapes: P groups, B trajectories, K turns, R response tokens. After the filter, B, K and
-R count only kept trajectories. In the update they count one mini-batch or micro-batch.
+R are the numbers of kept trajectories, of their turns and of their response tokens. In the update,
+B, K and R are the numbers in one mini-batch or micro-batch.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
     python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. If you changed a setting
-in between, you must accept most changes with --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end
-the run after the current iteration, or after grace_s seconds if that is sooner. The exit code is
-then 75, or 1 with torchrun (docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. Most changes of settings
+in between need --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run after the current
+iteration, or after grace_s seconds if that is sooner. The exit code is then 75, or 1 with torchrun
+(docs/faults.md).
 """
 
 from configurator import Config
@@ -75,8 +76,9 @@ SEED_SHUFFLE = 33
 SEED_MIXTURE = 34
 SEED_COLLAPSE = 35
 
-# Training warns if the log-probs of engine and trainer differ by more than this: the mean absolute
-# difference over the response tokens, in nats. If their dtypes differ, the larger limit counts.
+# Training warns if the log-probs of engine and trainer differ by more than this limit. The
+# difference is the mean absolute difference over the response tokens, in nats. If engine and
+# trainer have different dtypes, the larger limit counts.
 MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
 
@@ -95,8 +97,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     """Train until the run is over or interrupted."""
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
-    # The report needs the scores of the initial model. So every start, also one that continues a
-    # run, evaluates it here. Then `run.start` loads the newest checkpoint, if there is one.
+    # The report needs the scores of the initial model, so every start evaluates this model here.
+    # Then `run.start` loads the newest checkpoint, if there is one.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
     while run.should_continue():
@@ -105,9 +107,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # `run.add` keeps `eval_scores` as `run.scores`, and the last iteration is always evaluated. So
-    # scores are missing only if this process did no iteration, for example with num_iterations=0,
-    # or if an earlier process ended after its last checkpoint but before its report.
+    # `run.scores` holds the scores of the last iteration, which is always evaluated. It is None
+    # only if this process did no iteration, for example with num_iterations=0.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(play_references)  # the report compares the policy with reference players
@@ -123,7 +124,7 @@ def iterate(
     """Do one round of rollout and update.
 
     Args: history: metrics of earlier iterations, for the moving averages of `measure_collapse`.
-    Returns: metrics (None: not measured), and the trajectories of the groups without an error."""
+    Returns: metrics by name, None if not measured; the trajectories of groups without an error."""
     config = learner.config
 
     # -- collect: P groups of N trajectories
@@ -131,11 +132,11 @@ def iterate(
     sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
 
-    # -- drop: the groups with an error
+    # -- drop the groups in which a trajectory ended in an error
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
-    # -- diagnose collapse, before the update: do thoughts still depend on the prompt? (not timed)
+    # -- measure collapse, outside of both timers: do thoughts still depend on the prompt?
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
@@ -147,7 +148,7 @@ def iterate(
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # The filter sees at most num_groups groups, also with dynamic sampling.
+    # The filter sees at most num_groups groups, even if dynamic sampling has added more.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -183,9 +184,9 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     """Sample P groups of N trajectories, and return them group after group.
 
     Every rank plays a part of the trajectories and returns all of them. With dynamic sampling
-    (sampling_rounds > 1), up to sampling_rounds - 1 further rounds sample more groups, until
-    num_groups groups have scores that differ. All sampled groups are returned, so P may exceed
-    num_groups."""
+    (sampling_rounds > 1), further rounds sample more groups. They end when num_groups groups have
+    variance, or after sampling_rounds rounds in all. All sampled groups are returned, so P may
+    exceed num_groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -195,7 +196,7 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     for _ in range(config.sampling_rounds - 1):  # dynamic sampling
         scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
         std = starpo.group_stats(scores, config.group_size).std  # (P,)
-        # Groups with errors are dropped later, so they count as groups without variance.
+        # Groups with errors are dropped later, so here they count as groups without variance.
         std[groups_with_errors(trajectories, config.group_size)] = 0.0
         num_missing = methods.num_missing_groups(std, config.num_groups)
         if num_missing == 0:
@@ -216,12 +217,13 @@ def collect_groups(
 ) -> list[Trajectory]:
     """Sample `num_groups` groups of N trajectories.
 
-    The members of a group start from the same instance, with different transition noise and
-    sampling noise. If the setting `env` is a mixture ("A + 2*B"), the environment of each group is
-    drawn. "A @50 > B" draws from A in the first 50 iterations, and then from B.
+    The members of a group start from the same instance of an environment, but their transition
+    noise and sampling noise differ. If the setting `env` is a mixture ("A + 2*B"), the environment
+    of each group is drawn at random. "A @50 > B" is A in the first 50 iterations, and then B.
 
-    Args: rng: draws the environments; first_group: the index of the first group in the iteration,
-        which is part of its instance's seed."""
+    Args:
+        rng: draws the environments.
+        first_group: the index of the first group. Instance seeds contain the index of the group."""
     config = learner.config
     step = learner.step
     starts = []  # (instance seed, member) of each trajectory
@@ -316,7 +318,7 @@ class Experience:
     trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
-    rollout_logprobs: Tensor  # (R,) nats; from the engine, or else equal to old_logprobs
+    rollout_logprobs: Tensor  # (R,) nats; the engine's; old_logprobs where the engine gave none
     turn_ids: Tensor  # (R,) int64; the index of each token's turn
     segment_ids: Tensor  # (R,) int64; the index of each token's segment (a turn or a trajectory)
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
@@ -366,7 +368,8 @@ def build_experience(
     sequences = []
     trajectory_ids = []
     for trajectory_id, trajectory in enumerate(kept):
-        # Sequences have the response tokens of `kept` in the same order: tensors (R,) fit both.
+        # The sequences have the response tokens of `kept` in the same order, so tensors (R,) of
+        # the trajectories are also tensors of the sequences.
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
@@ -421,15 +424,16 @@ def logprobs_before_update(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    # The trainer gives them with recompute_old_logprobs, mask_observations=False or a KL in the
-    # reward.
+    # The trainer computes the old log-probs with recompute_old_logprobs, with
+    # mask_observations=False, and with a KL in the reward.
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # `sampled` is NaN for observations (mask_observations=False), and for all tokens if vLLM gave
-    # no log-probs (recompute_old_logprobs=True). There the old log-probs take its place.
+    # `sampled` is NaN for tokens without a log-prob of the engine. These are the observations
+    # (mask_observations=False), or all tokens (vLLM with recompute_old_logprobs=True). They get the
+    # old log-probs.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -478,7 +482,7 @@ def estimate_advantages(
     """Estimate advantages with the estimator that the settings name.
 
     An estimator that you add may keep state in `learner.estimator_state`, which checkpoints save
-    (examples/running_mean.patch). Every rank gets the same arguments and so has the same state.
+    (examples/running_mean.patch). All ranks get the same arguments, so their states are equal.
 
     Args: rewards: (R,) of the response tokens of `kept`; values: (R,), or None without a critic.
     Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
@@ -526,7 +530,7 @@ def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
 def group_ids_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
     """Return the index of each trajectory's group among the kept groups, (B,) int64.
 
-    `kept` holds whole groups: drop_void drops trajectories only after the advantages."""
+    `kept` must hold whole groups, so drop_void drops trajectories only after the advantages."""
     return torch.arange(len(kept)) // config.group_size
 
 
@@ -545,12 +549,14 @@ def part_ids(lengths: list[int]) -> Tensor:
 def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Returns: metrics, averaged over tokens; gradient norms, averaged over steps; logprob_diff_* of
-        the first step, None if the engine gives no log-probs."""
+    Metrics of tokens are averaged over all tokens, and gradient norms over steps. logprob_diff_*
+    are from the first step, and None if the engine gives no log-probs.
+
+    Returns: the metrics by name."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    # Each trajectory once: with context_turns, a trajectory has a sequence for each turn. The
-    # numbers may have gaps, because drop_void leaves trajectories out.
+    # List each trajectory once: with context_turns, a trajectory has a sequence for each turn. The
+    # ids may have gaps, because drop_void leaves trajectories out.
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     steps = []
@@ -607,7 +613,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     micro_batches = parallel.local_micro_batches(mini_batch.sequences, config.micro_batch_tokens)
     sums: dict[str, Tensor] = {}
     largest_diff = torch.zeros((), device=learner.device)
-    # All ranks need equally many micro-batches. Ranks with fewer get surplus ones, is_real 0.0.
+    # All ranks need equally many micro-batches. Surplus micro-batches, with is_real = 0.0, fill up
+    # the ranks that have fewer.
     for number, (indices, is_real) in enumerate(micro_batches):
         # With several ranks, reduce gradients only in the last micro-batch, which saves traffic.
         # With one rank, reducing each time costs nothing and frees the unsharded gradients.
@@ -649,10 +656,12 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the policy's loss: clipped PPO loss, entropy bonus, KL, and ECHO's cross-entropy.
 
-    Args: packed: the tokens of the micro-batch; num_tokens, num_observation_tokens: the numbers of
-        response tokens and of observation tokens in the whole mini-batch, which divide the losses.
-    Returns: loss, a scalar; metrics, sums over the R tokens. Exceptions: logprob_diff_max, a
-        maximum; observation_nll, ECHO's mean times num_tokens.
+    Args:
+        packed: the tokens of the micro-batch.
+        num_tokens: response tokens of the whole mini-batch, by which losses are divided.
+        num_observation_tokens: observation tokens of the mini-batch, for ECHO.
+    Returns: loss, a scalar; metrics, sums over the R tokens. Two metrics are no such sums.
+        logprob_diff_max is a maximum, and observation_nll is ECHO's mean times num_tokens.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
@@ -683,10 +692,10 @@ def policy_loss(
 def clipped_loss(
     config: Config, logprobs: Tensor, micro_batch: Experience, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute PPO's loss with the ratio, importance weights and clip range of the settings.
+    """Compute PPO's loss with the ratio, importance weights and clip range that the settings name.
 
     Args: logprobs: (R,) nats, with gradient.
-    Returns: those of `starpo.ppo_loss`, and masked_frac as one more metric."""
+    Returns: loss and metrics of `starpo.ppo_loss`, and the metric masked_frac."""
     old_logprobs = micro_batch.old_logprobs  # (R,)
     rollout_logprobs = micro_batch.rollout_logprobs  # (R,)
     advantages = micro_batch.advantages  # (R,)
@@ -724,7 +733,8 @@ def clipped_loss(
         dual_clip=config.dual_clip,
         segment_log_ratio=segment_log_ratio,
     )
-    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)  # still a count of tokens here
+    # the number of masked tokens, which `mean_over_steps` turns into a fraction
+    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)
     return loss, metrics
 
 
@@ -756,8 +766,8 @@ def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float
     If a gradient norm or a metric is not finite, the step is skipped.
 
     Returns: the gradient norms before clipping, by name of the metric.
-    Raises: UserError after max_bad_steps skipped steps in a row. Overflows of float16 that lower
-        the loss scale do not count."""
+    Raises: UserError after max_bad_steps skipped steps in a row. Steps that only lower the loss
+        scale of float16 do not count."""
     norms = learner.clip_gradients()
     metrics_are_finite = all(torch.isfinite(value).all() for value in sums.values())
     gradient_is_finite = all(torch.isfinite(norm) for norm in norms.values())

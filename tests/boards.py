@@ -196,8 +196,8 @@ def success_rate(env, instance, choose, games, seed):
 def assert_mean(values, reference, reference_values=256):
     """Assert that the mean of `values` is within 3.5 combined standard errors of `reference`.
 
-    `reference` is a mean over `reference_values` instances of RAGEN's generator. Their std is
-    unknown, and the std of `values` replaces it.
+    `reference` is a mean over `reference_values` instances of RAGEN's generator. The std of these
+    instances is unknown, so the std of `values` takes its place.
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)
@@ -208,7 +208,7 @@ def assert_mean(values, reference, reference_values=256):
 def assert_fraction(hits, reference, reference_values=256):
     """Assert that the share of `hits` is within 3.5 combined standard errors of `reference`.
 
-    The std is pooled, because hits that are all equal have a std of 0.
+    The std comes from the pooled share, because the std of hits that are all equal is 0.
     """
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), reference_values

@@ -110,7 +110,7 @@ def test_an_old_record_of_a_cut_reply():
     turn = {"tokens": ["a", "b"], "surprise": [0.5, 0.5]}
     assert view_data.explain_cut(turn) == "The reply was cut off at 2 tokens."
     assert view_data.explain_cut({**turn, "tokens": ["a", "<|im_end|>"]}) == ""
-    # in a record, a turn of a reference player has no surprise
+    # a reference player samples no tokens, so its turns have no surprise (-log p of each token)
     assert view_data.explain_cut({**turn, "surprise": []}) == ""
 
 
@@ -322,7 +322,7 @@ def test_a_demonstration_that_fails_is_left_out(chat, monkeypatch, capsys):
 
 
 class Holes(hub.Hub):
-    """A hub whose games of seeds 3, 13, 23 ... fail to start; with all_fail, all games fail."""
+    """Games of seeds 3, 13, 23 ... fail to start. With all_fail, all games fail."""
 
     def __init__(self, *, all_fail: bool = False, splits: str = "seen", **common):
         super().__init__(splits=splits, **common)

@@ -118,9 +118,9 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     # The differences of the seeds, 2/8, 4/8 and 6/8, have mean 0.5 and std 0.25. Student's t of
     # three seeds is 4.3027.
     seeds_part = 4.3027 * 0.25 / math.sqrt(3)  # 0.62104
-    # The mean differences of the prompts are 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0. The interval appends
-    # -1 and 1. The ten values have mean 0.4, mean square (2 + 8/9 + 2/9 + 2) / 10, variance
-    # 0.35111.
+    # The mean differences of the prompts are 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0. The method of the
+    # interval adds -1 and 1. The ten values have mean 0.4, mean square (2 + 8/9 + 2/9 + 2) / 10,
+    # variance 0.35111.
     prompts_part = 1.959964 * math.sqrt(0.351111 / 10)  # 0.36725
     half_width = math.hypot(seeds_part, prompts_part)  # 0.72150
     assert 0.5 - half_width == pytest.approx(-0.2215, abs=1e-4)
@@ -143,9 +143,9 @@ def test_a_certain_difference(two_arms, capsys):
     grpo, _ = two_arms
     best = [write_run(f"best_s{s}", [6, 6], seed=s, estimator="dr_grpo") for s in range(3)]
     compare.main([*grpo, "vs", *best, "--out=result"])
-    # The seeds agree, so only prompts vary. Their differences are six times 1 and twice 0, and the
-    # interval appends -1 and 1. The ten values have mean 0.6 and variance 0.44.
-    # 1.959964 * sqrt(0.044) = 0.41112
+    # The seeds agree, so only prompts vary. The differences of the eight prompts are six times 1
+    # and twice 0. The method of the interval adds -1 and 1. The ten values have mean 0.6 and
+    # variance 0.44. 1.959964 * sqrt(0.044) = 0.41112
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     sentence = "The arm named first is better: the interval is above 0."
     assert line == f"- best - grpo: 75.0 [33.9, 100.0] points. {sentence}"
@@ -178,7 +178,7 @@ def test_costs_up_to_a_success_rate(two_arms, capsys):
     text = capsys.readouterr().out
     assert "## Cost of 50 % success" in text
     assert "| grpo | 0 of 3 | not reached | not reached |" in text
-    assert "| rloo | 2 of 3 | 3 | 640 |" in text  # seeds 1 and 2 reach it after two iterations
+    assert "| rloo | 2 of 3 | 3 | 640 |" in text  # seeds 1 and 2 reach 50 % after two iterations
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
     assert "## Cost of 25 % success" in text  # every run starts at 25 %

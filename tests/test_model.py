@@ -44,7 +44,7 @@ def packed(sequences):
     )
 
 
-# A batch of 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13. Common prefixes are stored once.
+# The sequences 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13. Common prefixes are stored once.
 SHARED = PackedBatch(
     torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]),
     torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),

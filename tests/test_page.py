@@ -48,8 +48,8 @@ def write_run(folder, trained, successes, started=()):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """`a` has a bandit game before RL, the games of lake_group and a Sokoban game. `b` has a game
-    on the same lake and a game in the same room."""
+    """Two runs. `a` has a bandit game before RL, the games of lake_group and a Sokoban game. `b`
+    has a game on the same lake and a game in the same room."""
     folder = tmp_path_factory.mktemp("runs")
     text = turn_record(ARMS, "The dragon.", ["Right"], 0.5, ["x"] * 5, [2.0] * 5)
     push = turn_record(
@@ -86,7 +86,8 @@ def open_page(tab):
     def open_path(path, place="", width=1280):
         opened.add(path.as_uri())
         tab.set_viewport_size({"width": width, "height": 860})
-        tab.goto("about:blank")  # otherwise only the part behind # would change
+        # Leave the page, because a new part behind # alone would not load the page again.
+        tab.goto("about:blank")
         tab.goto(f"{path.as_uri()}#{place}")
         return tab
 

@@ -116,7 +116,8 @@ def test_players_obey_the_limits_of_the_policy():
 def test_noise_is_averaged_over_nine_iterations():
     values = np.array([[float(i % 2) for i in range(100)]])
     smooth = plots.moving_average(values)
-    assert smooth[0, 50] == pytest.approx(4 / 9)  # 46 to 54: the 4 odd iterations have 1
+    # of iterations 46 to 54, the four odd iterations have the value 1
+    assert smooth[0, 50] == pytest.approx(4 / 9)
     assert smooth[0, 0] == pytest.approx(2 / 5)  # iterations 0 to 4
     values[0, 20:40] = np.nan
     assert np.isnan(plots.moving_average(values)[0, 24:36]).all()

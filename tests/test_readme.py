@@ -74,9 +74,9 @@ def commands():
 
 
 def command_words(text):
-    """Return the words of the command in a text, which begins with a word of STARTS.
+    """Return the words of the command in a text; [] if the text holds no complete command.
 
-    Return [] if the text holds no complete command."""
+    A command begins with a word of STARTS."""
     words = []
     for word in re.findall(r'--\w+="[^"]*"|\S+', text.replace('ARGS="', "ARGS= ")):
         is_quoted = word.startswith("--") and '="' in word
