@@ -292,7 +292,7 @@ def guess() -> dict[str, Curve]:
 
     The cold start (SFT) imitates a player that guesses random numbers and has true thoughts."""
     cold_start = curve("guess_grpo", sft_steps=25)
-    every = {"num_iterations": 20, "eval_every": 10, "eval_size": 128}
+    every = {"num_iterations": 40, "eval_every": 10, "eval_size": 128}
     return {
         "guess StarPO": Curve(("starpo_vanilla",), every, sft=cold_start),
         "guess StarPO-S": Curve((), every, sft=cold_start),
@@ -471,7 +471,7 @@ FIGURES = {
         TRAINING + EVALUATION + COLLAPSE_SIGNS + THOUGHTS,
         guess(),
         scales=("smollm2_gpu",),
-        files="real_model/guess",
+        files="real_model/guess_runs",
     ),
     "table2": Figure(
         "N responses to each of 128/N prompts (N=1: no filter)",
@@ -553,9 +553,9 @@ SCALES = {
     ),
     "smollm2_gpu": Scale(
         files=("smollm2_gpu",),
-        jobs=3,
-        seconds={"bandit": Seconds(5, 0.5), "worlds/guess.py": Seconds(5, 0.5)},
-        estimate="finished rows, or else 10 s an iteration as on an H200 that three runs shared",
+        jobs=6,
+        seconds={"bandit": Seconds(1.2, 0.4), "worlds/guess.py": Seconds(1.2, 0.4)},
+        estimate="finished rows, or else 4 to 6 s an iteration as on an H200 that six runs shared",
     ),
     "full": Scale(
         files=(),

@@ -7,9 +7,11 @@ A run is a JSON file with "curve" (iteration -> success on the evaluation prompt
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from studies.real_model.curves import Panel, draw_panels, metrics_of
 from support.run_folder import read_json
-from support.statistics import wilson_interval
+from support.statistics import interval_of_rates, wilson_interval
 from tools.plotting import tables
 
 FOLDER = Path("studies/real_model/guess")
@@ -18,38 +20,63 @@ PANELS = (
     Panel("thought_true_frac", "true statements, %", 100),
     Panel("entropy", "entropy, nats a token"),
 )
-HEADINGS = ("seed", "learning rate", "cold start %", "iteration 10 %", "iteration 20 %")
+ITERATIONS = ("0", "10", "20", "30", "40")
+HEADINGS = ("run", "cold start %", *(f"iteration {step} %" for step in ITERATIONS[1:]))
 
 
 def read_runs() -> list[dict]:
-    return [read_json(path, {}) for path in sorted(FOLDER.glob("seed*.json"))]
+    return [read_json(path, {}) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def runs_by_method() -> dict[str, list[dict]]:
+    methods: dict[str, list[dict]] = {}
+    for run in read_runs():
+        methods.setdefault(run["method"], []).append(run)
+    return methods
 
 
 def draw(path: Path) -> None:
     """Draw the metrics of PANELS, with a line for each run."""
-    curves: dict[str, list[list[dict]]] = {}
-    for run in read_runs():
-        curves.setdefault(f"rate {shown_rate(run)}", []).append(metrics_of(run))
+    curves = {}
+    for method, runs in runs_by_method().items():
+        curves[method] = [metrics_of(run) for run in runs]
     draw_panels(path, PANELS, curves)
 
 
 def lines() -> list[str]:
-    """Return a table of success, with 95 % Wilson intervals over prompts."""
+    """Return a table of success with 95 % intervals: a line for each run and for each method."""
     cells = []
-    for run in read_runs():
-        rates = [rate_cell(run, iteration) for iteration in ("0", "10", "20")]
-        cells.append([str(run["seed"]), shown_rate(run), *rates])
+    for method, runs in runs_by_method().items():
+        for run in runs:
+            rates = [rate_cell(run, step) for step in ITERATIONS]
+            cells.append([f"{method}, seed {run['seed']}", *rates])
+        means = [mean_cell(runs, step) for step in ITERATIONS]
+        cells.append([f"**{method}, mean of the seeds**", *means])
     return tables.markdown(HEADINGS, cells)
 
 
-def shown_rate(run: dict) -> str:
-    return f"{run['learning_rate']:.0e}".replace("e-0", "e-")
-
-
-def rate_cell(run: dict, iteration: str) -> str:
-    rate = run["curve"][iteration]
+def rate_cell(run: dict, step: str) -> str:
+    """Return success with a Wilson interval over prompts; "-" if the run did not get so far."""
+    if step not in run["curve"]:
+        return "-"
+    rate = run["curve"][step]
     low, high = wilson_interval(round(rate * run["eval_size"]), run["eval_size"])
-    return f"{100 * rate:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return interval_cell(rate, float(low), float(high))
+
+
+def mean_cell(runs: list[dict], step: str) -> str:
+    """Return the mean success of the seeds, "-" if a run did not get so far.
+
+    The interval covers the choice of prompts and of seeds."""
+    if any(step not in run["curve"] for run in runs):
+        return "-"
+    rates = np.array([run["curve"][step] for run in runs])  # (S,)
+    low, high = interval_of_rates(rates, runs[0]["eval_size"])
+    return interval_cell(rates.mean(), float(low), float(high))
+
+
+def interval_cell(value: float, low: float, high: float) -> str:
+    return f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 @cache

@@ -173,9 +173,20 @@ def test_a_player_that_guesses_what_is_possible():
 
 
 def test_the_table_of_the_game(monkeypatch):
-    run = {"seed": 4, "learning_rate": 2e-5, "eval_size": 128, "curve": {"0": 0.25, "10": 0.5}}
+    run = {"method": "StarPO", "seed": 4, "eval_size": 128, "curve": {"0": 0.25, "10": 0.5}}
     run["curve"]["20"] = 0.75
     monkeypatch.setattr(guess, "read_runs", lambda: [run])
-    # Wilson intervals for 32, 64 and 96 wins in 128 games.
-    cells = "25.0 [18.3, 33.2] | 50.0 [41.5, 58.5] | 75.0 [66.8, 81.7]"
-    assert guess.lines()[-1] == f"| 4 | 2e-5 | {cells} |"
+    # Wilson intervals for 32, 64 and 96 wins in 128 games. For one seed, the mean has the same.
+    cells = "25.0 [18.3, 33.2] | 50.0 [41.5, 58.5] | 75.0 [66.8, 81.7] | - | -"
+    of_run, of_method = guess.lines()[2:]
+    assert of_run == f"| StarPO, seed 4 | {cells} |"
+    assert of_method == f"| **StarPO, mean of the seeds** | {cells} |"
+
+
+def test_the_mean_needs_all_seeds(monkeypatch):
+    both = [{"method": "A", "seed": seed, "eval_size": 128, "curve": {"0": 0.5}} for seed in (0, 1)]
+    both[1]["curve"] = {"0": 0.25, "10": 0.75}
+    monkeypatch.setattr(guess, "read_runs", lambda: both)
+    cells = guess.lines()[-1].split(" | ")
+    assert cells[1].startswith("37.5 [")
+    assert cells[2] == "-"
