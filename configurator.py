@@ -659,6 +659,6 @@ def check_activated() -> None:
     sys.exit(2)
 
 
-# Every script imports this file first, so that missing packages are reported before their import
+# Scripts import this file before any package. So a missing package is reported before its import
 # fails with a traceback.
 check_activated()

@@ -178,7 +178,11 @@ class Env:
         )
 
     def _checked_move(self, move: Any) -> Move:
-        """Execute a move. Raises: UserError if `_move` returns or sets a value of a wrong type."""
+        """Execute a move.
+
+        Raises: UserError if `_move` returns no tuple of four values, or if the reward or
+            `slipped_to` has a wrong type.
+        """
         returned = self._move(move)
         if not isinstance(returned, tuple) or len(returned) != len(Move._fields):
             raise UserError(

@@ -281,10 +281,10 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     with it.
 
     Has an effect from the second optimizer step of an iteration on; in the first step, s is 1 up to
-    rounding. With a bfloat16 engine GSPO has an effect in the first step, too. If the trainer gives
-    the old log-probs, the importance weights that GSPO leaves out are not 1. If the engine gives
-    the old log-probs, rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
-    1. So config/methods/gspo.py lets the trainer give them (recompute_old_logprobs).
+    rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the first step,
+    too: rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above 1. So
+    config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs). Then
+    the importance weights that GSPO leaves out are not 1.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, one

@@ -205,8 +205,9 @@ def test_rows_are_paired_with_one_of_them():
     *lines, m_is_apart, n_is_apart = differences(rows, "r").split("\n")[1:]
     assert m_is_apart.startswith("  m is not pooled") and n_is_apart.startswith("  n is not pooled")
     found = dict(line.strip().split(": ") for line in lines)
-    # n - r is 0 for all three prompts. The method of the interval adds +1 and -1, so the variance
-    # is 2 / 5, and the variance of the mean is 2 / 25.
+    # n - r is 0 for all three prompts. The interval counts two more prompts, with the differences
+    # +1 and -1. The variance over these five prompts is 2 / 5, so the variance of the mean is 2 /
+    # 25.
     assert found["n"] == "0.0 [-55.4, 55.4]" and found["m"].startswith("100.0 [")
     assert list(found) == ["m", "n", "p", "q"]
     assert "  p: 33.3 [" in differences(rows, "q")

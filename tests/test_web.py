@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from contextlib import contextmanager
+from http.client import IncompleteRead
 
 import pytest
 
@@ -130,6 +131,12 @@ def test_a_good_reply(monkeypatch):
     with server_of(http(completion("hi", 3))) as (url, _):
         assert reply_to(url, monkeypatch).response_ids == ["hi", "", ""]
         assert exchange("GET", url, headers={}, time_limit_s=5)[0] == 200
+
+
+def test_a_body_that_ends_too_early_is_an_error():
+    with server_of(http(b"0123456789")[:-4]) as (url, _):
+        with pytest.raises(IncompleteRead, match="6 bytes read, 4 more expected"):
+            exchange("GET", url, headers={}, time_limit_s=5)
 
 
 def free_address():

@@ -84,11 +84,11 @@ ENDINGS = (".md", ".csv", ".png", ".pdf")
 LONGEST_STEM = 120  # largest number of characters in the file name A_vs_B
 LEVEL_STEP = 5  # per cent; the default threshold is a multiple of 5
 LEGEND = """\
-Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,
-parentheses hold the results of the seeds if these differ. With few seeds, an interval cannot
-show that other seeds would collapse. "Best" is the mean over seeds of the best evaluation. It
-is too high, because the best of several evaluations was chosen. Differences are those of the
-final policies, paired by prompt and seed."""
+Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds.
+Parentheses hold the results of the seeds if these differ. With few seeds, even a narrow
+interval does not exclude that other seeds collapse. "Best" is the mean over seeds of the best
+evaluation. It is too high, because the best of several evaluations was chosen. Differences are
+those of the final policies, paired by prompt and seed."""
 COSTS = """\
 Means over seeds of what a run used until its first evaluation with at least this success. CPU time
 is that of rollouts and updates. Tokens are those sampled in rollouts. Evaluations do not count."""

@@ -73,13 +73,20 @@ def _shut_down(sock: socket.socket) -> None:
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
-    """The body of a reply. Raises: ValueError if it has more than MAX_BYTES."""
+    """The body of a reply.
+
+    Raises: ValueError if the body has more than MAX_BYTES, IncompleteRead if it ends too early.
+    """
+    expected = response.length  # the header Content-Length; None if the reply comes in chunks
     parts = []
     num_bytes = 0
     while num_bytes <= MAX_BYTES:
         part = response.read1(65536)  # read() would wait for all bytes of a chunk
         if not part:
-            return b"".join(parts)
+            body = b"".join(parts)
+            if expected not in (None, num_bytes):
+                raise http.client.IncompleteRead(body, expected - num_bytes)
+            return body
         parts.append(part)
         num_bytes += len(part)
     raise ValueError(f"the reply has more than {MAX_BYTES:,} bytes")

@@ -177,8 +177,9 @@ def variance_shares(
     """Split the variance of the credits over the turns into three shares that sum to 1:
     - signal: the squared correlation with the true advantage, corrected for the noise.
     - bias: the part that depends on state and reply, but not on their advantage.
-    - luck: the part that depends on what happens after the reply. It is half the mean squared
-      difference of `credits` and `alternatives`, relative to the variance.
+    - luck: the part that depends on what happens after the reply. `alternatives` are the credits
+      of a second game that repeats the reply and then goes on by itself. Luck is half the mean
+      squared difference of both credits, divided by the variance.
 
     All shares are 0 if all credits are equal, and NaN if the advantages differ by noise only.
     """

@@ -59,7 +59,7 @@ HEADINGS = (
 
 
 class Losses(NamedTuple):
-    """The two parts of the loss of a game against optimal play, in reward units."""
+    """How much less reward a game gets than optimal play, split into two parts, in reward units."""
 
     too_long: float
     rest: float

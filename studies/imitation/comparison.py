@@ -106,7 +106,7 @@ def methods_of(
 
 
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
-    """Return StarPO-S with the settings of config/models/tiny.py, and later methods: GiGPO, SAMPO.
+    """Return StarPO-S, and two methods that were published after it: GiGPO and SAMPO.
 
     Args:
         star_po_s, later: iterations of StarPO-S and of the later methods, chosen to take about the

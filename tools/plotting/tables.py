@@ -34,11 +34,11 @@ COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted f
 LEGEND = """\
 Success in % of n games, with a 95 % interval in brackets. If seeds have different results,
 these stand in parentheses. Differences are paired by seed and prompt. Intervals are over seeds
-and prompts (support/statistics.py); with two or three seeds, an interval is wide if the results
-of the seeds differ. With few seeds, an interval cannot show that other seeds would collapse.
-First warning: for each seed, the iteration of the first sign of collapse
-(support/collapse_signs.py), - if there is none. Closed loop: the player sees the result of each
-action before the next one. 1 a turn: it chooses one action a turn."""
+and prompts (support/statistics.py). With two or three seeds, an interval is wide if the results
+of the seeds differ. With few seeds, even a narrow interval does not exclude that other seeds
+collapse. First warning: the iteration of the first sign of collapse (support/collapse_signs.py)
+for each seed; "-" means no sign. A player with a closed loop sees the result of each action
+before it chooses the next one. A player with "1 a turn" chooses one action a turn."""
 
 
 # ---------- what rows hold
