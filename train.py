@@ -319,8 +319,8 @@ class Experience:
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; the engine's; old_logprobs where the engine gave none
-    turn_ids: Tensor  # (R,) int64; the index of each token's turn
-    segment_ids: Tensor  # (R,) int64; the index of each token's segment (a turn or a trajectory)
+    turn_ids: Tensor  # (R,) int64; the turn of each token; turns are numbered over all of `kept`
+    segment_ids: Tensor  # (R,) int64; its segment (a turn or a trajectory), numbered likewise
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
