@@ -47,8 +47,8 @@ GROUPS = {
     "[diagnostics.md](diagnostics.md) explains how this is measured. A metric with `seq` in "
     "its name uses the sum of the log-probs of a thought's tokens. A metric in nats per token uses "
     "their mean. The column 'meaning' leaves out the ending `_SAMPLING`: in the row of "
-    "`mi_zscore_SAMPLING`, `mi` stands for `mi_SAMPLING`. All metrics except `regime` are null in iterations "
-    "without a measurement (`collapse_every`).",
+    "`mi_zscore_SAMPLING`, `mi` stands for `mi_SAMPLING`. All metrics except `regime` are null in "
+    "iterations without a measurement (`collapse_every`).",
     "cost": "Times and memory are those of rank 0.",
 }
 
