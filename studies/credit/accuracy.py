@@ -25,7 +25,7 @@ MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias
 
 @dataclass
 class Truth:
-    """The returns (sums of rewards) of m + m continuations of each of K turns."""
+    """The returns of continued games: m from before and m from after each of K replies."""
 
     before: ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: ndarray  # (K, m) returns of games that repeat the turn's reply first
@@ -62,7 +62,7 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """The rank correlation of `advantages` with a second, independent estimate, or NaN.
+        """The rank correlation of the estimated advantages with a second estimate, or NaN.
 
         Source: the formula of Spearman and Brown, for two estimates from half of the draws each."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
@@ -71,7 +71,7 @@ class Truth:
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """The rank correlation that the exact advantages would have with `advantages`, or NaN."""
+        """The rank correlation that exact advantages would have with the estimated ones, or NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
@@ -79,7 +79,7 @@ class Truth:
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
-        wanted = ceiling**2  # = spread / (spread + noise of one draw / m)
+        wanted = ceiling**2  # reliability at m = spread / (spread + noise of one draw / m)
         return num_draws * self.noise.mean() / self.spread() * wanted / (1 - wanted)
 
 
@@ -134,8 +134,8 @@ def with_intervals(
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages between turns of the same game.
 
-    The correlation is corrected for noise. If the credits within each game are equal, it is 0. If
-    not, and the advantages within games differ by noise only, it is NaN.
+    The correlation is corrected for noise. It is 0 if the credits within each game are equal, and
+    otherwise NaN if the advantages within games differ by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -168,7 +168,7 @@ def right_signs(credits: ndarray, truth: Truth) -> float:
 
 
 def is_decided(truth: Truth) -> ndarray:
-    """Whether the sign of each turn's true advantage is known, (K,) bool."""
+    """Whether each estimated advantage is more than DECIDED standard errors from 0, (K,) bool."""
     return np.abs(truth.advantages) > DECIDED * np.sqrt(truth.noise)
 
 
@@ -256,7 +256,7 @@ def correlation(x: ndarray, y: ndarray) -> float:
 
 
 def ranks(x: ndarray) -> ndarray:
-    """Return the rank of each value of x, counted from 0, (n,). Equal values get their mean rank.
+    """Return the rank of each value of x, counted from 0, (n,).
 
     >>> ranks([5.0, 3.0, 5.0]).tolist()
     [1.5, 0.0, 1.5]

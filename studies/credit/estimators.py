@@ -53,7 +53,7 @@ ESTIMATORS: dict[str, dict] = {
         "reward_density": "plan",
     },
 }
-# Settings that replace those of the run for every estimator without its own in ESTIMATORS.
+# Settings for every estimator. A setting in ESTIMATORS overrides the one here.
 NEUTRAL = {
     "turn_level": False,
     "state_weight": 0.0,

@@ -57,7 +57,7 @@ def copy_episode(episode: Episode) -> Episode:
 
 
 def restore(game: RecordedGame, turn: int) -> RecordedGame:
-    """Return a copy of the game as it was before the turn with this index."""
+    """Return a copy of the game as it was before turn number `turn`, counted from 0."""
     trajectory = game.trajectory
     twin = RecordedGame(
         copy_episode(game.states[turn]),

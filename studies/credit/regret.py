@@ -130,7 +130,7 @@ def planned(games: Sequence[RecordedGame]) -> str:
 
 
 def shares(counts: Counter) -> str:
-    """Return text such as '1: 40%, 2: 60%'. Args: counts: number of actions -> number of turns."""
+    """Format counts, number of actions -> number of turns, as shares: '1: 40%, 2: 60%'."""
     total = sum(counts.values())
     return ", ".join(f"{count}: {number / total:.0%}" for count, number in sorted(counts.items()))
 
