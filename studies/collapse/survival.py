@@ -104,7 +104,7 @@ def num_updates(row: Row) -> int:
 
 
 def is_alive(row: Row, starpo: Row) -> bool:
-    """Whether a run does not collapse, makes enough updates, and ends near the best of StarPO.
+    """Whether a run does not collapse, makes enough updates, and ends near StarPO's best success.
 
     Args: starpo: the run of StarPO with the same seed and learning rate."""
     successes = tables.series(row)["eval_success"]
@@ -158,9 +158,7 @@ def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
 
 
 def first_spike(row: Row, factor: float) -> int | None:
-    """Return the first iteration after FIRST with a gradient norm > factor * first_level(norms).
-
-    None without such an iteration."""
+    """Return the first iteration > FIRST with a norm > factor * first_level(norms), or None."""
     norms = row["series"]["grad_norm"]
     first = first_level(norms)
     if first <= 0:
@@ -176,7 +174,7 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
     """Return a Markdown table: how many runs with a gradient spike collapse, how many without.
 
     Args: cells: the runs of each method at each learning rate."""
-    with_collapse = []  # all runs of each cell in which at least one run collapses
+    with_collapse = []
     without_collapse = []
     for rows in cells:
         some_collapse = any(collapse_iteration(row) is not None for row in rows)
@@ -198,7 +196,7 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
     num_then_collapse = 0
     num_no_collapse = 0
     num_after_collapse = 0
-    collapsed_without_spike = []  # a bool for each run without a spike
+    collapsed_without_spike = []
     for row in rows:
         collapse = collapse_iteration(row)
         spike = first_spike(row, factor)

@@ -152,8 +152,8 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
     return World(title, (name,), methods, headline, overlays)
 
 
-# On FrozenLake, games are shorter and rewards are a tenth of those in Sokoban, so RL has 32 groups
-# and a penalty of -0.1 there.
+# On FrozenLake, RL has 32 groups, because games are shorter than in Sokoban, and a penalty of -0.1,
+# because rewards are a tenth of those in Sokoban.
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
@@ -383,7 +383,7 @@ def is_finished(world: str, method: str, seed: int) -> bool:
 
 
 def page(names: Sequence[str]) -> str:
-    """Return the text of table.md, with a table for each world that has rows."""
+    """Return the text of table.md: a table for each of the worlds that has rows."""
     parts = [INTRODUCTION]
     for name in names:
         lines = world_lines(name)
