@@ -1,10 +1,11 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
 An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
-replies and enforces the limits on actions and turns; rollout.py enforces the limits on tokens.
+replies. It enforces the limits of turns and of actions in a turn. envs.py enforces the limit of
+actions in a game, and rollout.py the limits of tokens.
 
-A reply is not valid if its form is wrong, if it has surplus actions, if it names an unknown action,
-or if it executes no action. After the action that ends the game, unknown names are no fault, but
+A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
+or if it executes no action. After the action that ends the game, illegal actions are no fault, but
 surplus actions are. An invalid reply gets the format penalty. The next message reports the faults
 of a reply and its reward with the penalty. In RAGEN the policy never sees the penalty.
 
@@ -134,8 +135,8 @@ class TurnRecord:
     # For each of `actions`, the action that took place: another action after a slip, "" if none.
     # None if every action took place as chosen.
     moves: list[str] | None = None
-    # Why the reply is not valid, in sentences; None if it is valid or was not judged. The next
-    # message shows these sentences to the policy, but without the sentence of `cut_fault`.
+    # Why the reply is not valid, in sentences; None if it is valid or was not judged. The message
+    # of the next turn shows these sentences to the policy, but not the sentence of `cut_fault`.
     faults: list[str] | None = None
     # True: the game failed because its actions were used up. False: it failed by its rules.
     # None: it did not fail.
@@ -195,9 +196,8 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # The system message must be the same for all games. Bandit draws the names of its actions
-        # for each game: its class has no `actions`, only its instances have. Then the system
-        # message names no actions.
+        # All games share one system message. Bandit draws the names of its actions for each game,
+        # so its class has no `actions`, and the system message names none.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
@@ -299,7 +299,7 @@ class Episode:
             if step.terminated or step.truncated:
                 status = "success" if step.success else "failure"
                 if not step.success:
-                    # truncated is False if the last allowed action also ended the game by its rules
+                    # truncated: the budget of actions ended the game, not its rules
                     record.out_of_actions = step.truncated
                 break
         record.effective = num_effective / max(record.num_actions, 1)

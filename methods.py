@@ -1,9 +1,9 @@
 """Methods that RAGEN's papers and training script do not have, as pure functions.
 
-`starpo.py` has the methods of RAGEN, and explains the letters in shapes. All methods here are off
-by default. The word in brackets is the setting that turns a method on, or the estimator's name. The
-docstring of a method's first function states its source ("Source") and when the method changes
-anything ("Has an effect").
+`starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
+methods here are off by default. The word in brackets is the setting that turns a method on, or the
+estimator's name. The docstring of a method's first function states its source ("Source") and when
+the method changes anything ("Has an effect").
 
     reward density    spreads the reward of a game over its turns [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
@@ -18,7 +18,7 @@ anything ("Has an effect").
 
 A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn is
 a segment. Papers call a segment a "sequence", and so do the names `sequence_ratio` and
-`sequence_mask`. The "seq" in the names of `aggregation` is a trajectory. Everywhere else, a
+`sequence_mask`. The "seq" in the names of `aggregation` is a trajectory. Elsewhere in the code, a
 sequence is one input of the model.
 """
 
@@ -123,7 +123,7 @@ def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
 def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
-    GRPO learns nothing from a group without variance, because all its advantages are 0. So
+    In GRPO all advantages of a group without variance are 0, so the group is of no use. So
     `train.collect_rollouts` samples further groups, in at most sampling_rounds rounds. It does the
     same for all other estimators. DAPO samples whole batches and drops surplus groups.
 
@@ -303,11 +303,11 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
     """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
-    Has an effect if policy and engine differ. With [0.5, 5] and the engine's old log-probs, PPO's
-    clip already stops the gradient for A > 0 and a ratio above 5, and for A < 0 and a ratio below
-    0.5. The mask stops the two other cases: A > 0 and a ratio below 0.5, or A < 0 and a ratio above
-    5. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip stays. Ring-1T takes
-    the ratio pi_old / pi_engine.
+    Can have an effect if pi and pi_engine differ. With [0.5, 5] and the engine's old log-probs,
+    PPO's clip already stops the gradient for A > 0 and a ratio above 5, and for A < 0 and a ratio
+    below 0.5. The mask stops the two other cases: A > 0 and a ratio below 0.5, or A < 0 and a ratio
+    above 5. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip stays. Ring-1T
+    takes the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -331,8 +331,8 @@ def sequence_mask(
     a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. Dropped
     tokens stay in the denominator of the loss.
 
-    Has an effect if policy and engine differ: from the second optimizer step on, and by rounding in
-    bfloat16 in the first step, too.
+    Can have an effect if pi and pi_engine differ: from the second optimizer step on, and by
+    rounding in bfloat16 in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); segment_ids, see `gspo_log_ratio`; bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
@@ -356,8 +356,8 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     not clip PPO's ratio. The objective is min(pi / pi_engine, importance_cap) * A. The paper has no
     cap.
 
-    Has an effect if policy and engine differ: from the second optimizer step on, and by rounding in
-    bfloat16 in the first step, too.
+    Can have an effect if pi and pi_engine differ: from the second optimizer step on, and by
+    rounding in bfloat16 in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); bound in (0, 1], a difference of probabilities.
     Returns: (R,) bool.
     Source: DPPO, arXiv 2602.04879, equation 12.

@@ -134,9 +134,10 @@ AttentionInterface.register("layout", _attention)  # for attn_implementation="la
 
 
 def compile_blocks(layers: Sequence[nn.Module]) -> None:
-    """Compile the MLPs and norms in place, but not attention: its sizes change with every row.
+    """Compile the MLPs and norms in place.
 
-    The number of tokens is dynamic, so one compilation serves rows of all lengths.
+    The number of tokens is dynamic, so one compilation serves rows of all lengths. Attention is not
+    compiled, because the sequences in a row have other numbers and lengths each time.
     """
     torch._dynamo.config.recompile_limit = MAX_COMPILED_VERSIONS
     for layer in layers:

@@ -90,7 +90,7 @@ def _gpu_of_this_rank() -> torch.device:
 
 
 def rendezvous() -> tuple[dist.Store, int, int]:
-    """Return the store in which the ranks find each other, this rank, and the number of ranks.
+    """Return a store, this rank, and the number of ranks. The ranks find each other in the store.
 
     torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
     read the address of a dead rank. On a single node, the keys in the store therefore get the

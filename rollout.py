@@ -2,7 +2,7 @@
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued. The
-policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are all other tokens.
+policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` come before them.
 
 A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
 rollouts for players that answer in text: reference players, demonstrations, API models, a human.
@@ -35,10 +35,10 @@ MAX_REWARD = 1e9  # a larger absolute reward of a turn is an error, because sums
 
 @dataclass
 class Credit:
-    """Advantage and value of a turn, for records. Only turns that the filter kept have them."""
+    """Advantage and value of a turn, for records; None for turns that the filter dropped."""
 
     advantage: float | None = None  # as in the loss, averaged over the response tokens
-    value: float | None = None  # of the critic, at the first response token
+    value: float | None = None  # of the critic, if there is one, at the first response token
 
 
 @dataclass
@@ -381,9 +381,9 @@ def failed_outcome(error: object) -> TurnOutcome:
 def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> None:
     """Print how many trajectories ended in an error, and stop the run if there are too many.
 
-    The fraction max_error_frac of all trajectories may fail, but at least group_size trajectories,
-    because an instance that cannot be played fails a whole group. With max_error_frac=0, no
-    trajectory may fail.
+    The fraction max_error_frac of all trajectories may fail. Even if this is less than a group, a
+    whole group may fail, because one instance that cannot be played fails all its trajectories.
+    With max_error_frac=0, no trajectory may fail.
 
     Raises: UserError with the first error if more trajectories failed, or if every group has an
         error.
@@ -444,7 +444,7 @@ def collect(
     on_done: Callable[[], object] = lambda: None,
     envs: Sequence[str] | None = None,
 ) -> list[Trajectory]:
-    """Play one episode for each (instance seed, member) in `starts`, all at once.
+    """Play one episode for each (instance seed, member) in `starts`, side by side.
 
     Args:
         noise_seed: seeds the sampling of each response, together with instance seed, member and

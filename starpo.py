@@ -32,12 +32,12 @@ clip_high and without KL. In the paper StarPO-S has a critic; here any estimator
 This file has the methods of RAGEN's papers and training script, and truncated importance sampling
 (`importance_weights`). All other methods are in `methods.py`.
 
-Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R
-response tokens in all. Response tokens are the tokens that the policy sampled, including its
-end-of-turn tokens. With mask_observations=False, all tokens after the system message count as
-response tokens. A tensor (R,) has one number for each response token, trajectory after trajectory,
-so the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the lengths of
-consecutive pieces of a tensor.
+Shapes: P prompt groups, N rollouts per group (group_size), B trajectories (P * N before the
+filter), K turns and R response tokens in all. Response tokens are the tokens that the policy
+sampled, including its end-of-turn tokens. With mask_observations=False, all tokens after the system
+message count as response tokens. A tensor (R,) has one number for each response token, trajectory
+after trajectory, so the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the
+lengths of consecutive pieces of a tensor.
 
 Differences from the paper and from RAGEN's code:
 - By default only sampled tokens are trained on. RAGEN v1, RAGEN's first code, trains on all tokens
@@ -82,8 +82,8 @@ class GroupStats(NamedTuple):
 def group_stats(scores: Tensor, group_size: int) -> GroupStats:
     """Compute mean, unbiased standard deviation and maximum of the scores of each group.
 
-    StarPO-S calls the standard deviation U(x). U(x) is exactly 0 if N = 1, or if the scores of a
-    group differ by no more than float rounding.
+    StarPO-S calls the standard deviation U(x). U(x) is exactly 0 if N = 1, or if rounding explains
+    it: if it is at most 1e-6 * max(1, largest absolute score of the group).
     Args: scores (B,) finite floats, sums of rewards, group after group; group_size N divides B.
     >>> mean, std, maximum = group_stats(torch.tensor([0.0, 2.0, 1.0, 1.0]), group_size=2)
     >>> mean.tolist(), [round(s, 3) for s in std.tolist()], maximum.tolist()
@@ -116,9 +116,9 @@ def filter_groups(
 ) -> Tensor:
     """Choose the groups to train on.
 
-    By default, groups without variance (std 0) are excluded. The other groups are ranked by their
-    values, rounded to 1e-6, largest first. Of groups with equal values, the group with the lower
-    index comes first. The strategy "fraction" with keep 1 keeps all groups, as StarPO does.
+    The strategy "fraction" with keep 1 keeps all groups, as StarPO does. Otherwise groups without
+    variance (std 0) are excluded by default. The other groups are ranked by their values, rounded
+    to 1e-6, largest first. Of groups with equal values, the group with the lower index comes first.
 
     Args:
         values: (P,) float, by which groups are ranked; >= 0 for top_p and min_p.
@@ -233,7 +233,7 @@ def advantages(
 
     If turn_level is True, group estimators compare returns-to-go of turns with the same index, not
     scores of trajectories.
-    Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
+    Args: rewards (R,) float; values (R,) float, the critic's, for gae and bi_level_gae;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
         group_ids (B,) int64, equal within a group; gamma and lam, discount and lambda inside a
         turn; turn_gamma and turn_lam, discount and lambda from turn to turn.
@@ -452,7 +452,7 @@ def ppo_loss(
     dual_clip: float = 0.0,
     segment_log_ratio: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss: sum of -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) / num_tokens.
+    """PPO's loss: sum of -w min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) / num_tokens.
 
     Args:
         logprobs: (R,) nats, with gradient.
@@ -462,7 +462,7 @@ def ppo_loss(
         clip_high: >= 0.
         num_tokens: the number of response tokens in the whole mini-batch. With this denominator,
             the losses of micro-batches and ranks add up.
-        weights: (R,), factors of the terms, without gradient: importance weight * token weight.
+        weights: (R,), w without gradient: importance weight * token weight; None for 1.
         dual_clip: c > 1 keeps the objective of a token with A < 0 at or above c A. 0 is no bound.
         segment_log_ratio: (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
     Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (1 for a token

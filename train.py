@@ -68,16 +68,15 @@ from support.training_metrics import (
     mean_over_steps,
 )
 
-# Each random stream has its own number in its seed, so that no two streams are equal. Other files
-# use other numbers.
+# Each random stream of this file has its own number in its seed, so that no two are equal.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
 SEED_MIXTURE = 34
 SEED_COLLAPSE = 35
 
-# Training warns if the log-probs of engine and trainer differ by more than this limit. The
-# difference is the mean absolute difference over the response tokens, in nats. If engine and
+# Training warns if the log-probs of engine and trainer differ by more than this limit: the mean
+# absolute difference over the response tokens of the first mini-batch, in nats. If engine and
 # trainer have different dtypes, the larger limit counts.
 MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
@@ -107,8 +106,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # `run.scores` holds the scores of the last iteration, which is always evaluated. It is None
-    # only if this process did no iteration, for example with num_iterations=0.
+    # The last iteration of a run is always evaluated, and `run.scores` holds its scores. It is None
+    # if this process did no iteration, for example with num_iterations=0.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(play_references)  # the report compares the policy with reference players
@@ -181,12 +180,11 @@ def iterate(
 
 
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
-    """Sample P groups of N trajectories, and return them group after group.
+    """Sample groups of N trajectories, and return all trajectories, group after group.
 
-    Every rank plays a part of the trajectories and returns all of them. With dynamic sampling
-    (sampling_rounds > 1), further rounds sample more groups. They end when num_groups groups have
-    variance, or after sampling_rounds rounds in all. All sampled groups are returned, so P may
-    exceed num_groups."""
+    Every rank plays a part of the trajectories and returns all of them. The first round samples
+    num_groups groups. With dynamic sampling (sampling_rounds > 1), further rounds sample more
+    groups, until num_groups groups have variance. There are at most sampling_rounds rounds."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -319,8 +317,8 @@ class Experience:
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; the engine's; old_logprobs where the engine gave none
-    turn_ids: Tensor  # (R,) int64; the index of each token's turn
-    segment_ids: Tensor  # (R,) int64; the index of each token's segment (a turn or a trajectory)
+    turn_ids: Tensor  # (R,) int64; the turn of each token; turns are numbered over all of `kept`
+    segment_ids: Tensor  # (R,) int64; its segment (a turn or a trajectory), numbered likewise
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -375,7 +373,8 @@ def build_experience(
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
     segment_ids = turn_ids
-    if config.segment == "trajectory":  # with context_turns, a sequence is one turn
+    if config.segment == "trajectory":
+        # With context_turns, a sequence is one turn, and so is a segment.
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 
@@ -392,8 +391,7 @@ def build_experience(
             old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
-    # (R,) each
-    advantages, returns = estimate_advantages(learner, kept, rewards, old_values)
+    advantages, returns = estimate_advantages(learner, kept, rewards, old_values)  # (R,) each
     # filter_loss_scale scales the advantages, but not the entropy bonus, KL loss and value loss.
     advantage_scale = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
     return Experience(
@@ -413,12 +411,11 @@ def build_experience(
 def logprobs_before_update(
     learner: Learner, sequences: Sequence[Trajectory]
 ) -> tuple[Tensor, Tensor]:
-    """Return the rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
+    """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
-    The rollout log-probs come from the engine. By default they are also the old log-probs, which
-    saves a forward pass. PPO's ratio is then pi / pi_engine, and `starpo.importance_weights` only
-    caps it. If the trainer gives the old log-probs, the importance weights contain pi_old /
-    pi_engine."""
+    By default pi_old is pi_engine, which saves a forward pass. PPO's ratio is then pi / pi_engine,
+    and `starpo.importance_weights` only caps it. Otherwise pi_old is the trainer's policy before
+    the update, and the importance weights contain pi_old / pi_engine."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -431,7 +428,7 @@ def logprobs_before_update(
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # `sampled` is NaN for tokens without a log-prob of the engine. These are the observations
+    # `sampled` is NaN for tokens without a log-prob of the engine. These are the tokens of prompts
     # (mask_observations=False), or all tokens (vLLM with recompute_old_logprobs=True). They get the
     # old log-probs.
     return torch.where(sampled.isnan(), old, sampled), old
@@ -549,8 +546,9 @@ def part_ids(lengths: list[int]) -> Tensor:
 def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Metrics of tokens are averaged over all tokens, and gradient norms over steps. logprob_diff_*
-    are from the first step, and None if the engine gives no log-probs.
+    Metrics of tokens are averaged over all tokens (observation_nll: over those of observations),
+    and gradient norms over steps. logprob_diff_* are from the first step, and None if the engine
+    gives no log-probs.
 
     Returns: the metrics by name."""
     config = learner.config
@@ -660,8 +658,8 @@ def policy_loss(
         packed: the tokens of the micro-batch.
         num_tokens: response tokens of the whole mini-batch, by which losses are divided.
         num_observation_tokens: observation tokens of the mini-batch, for ECHO.
-    Returns: loss, a scalar; metrics, sums over the R tokens. Two metrics are no such sums.
-        logprob_diff_max is a maximum, and observation_nll is ECHO's mean times num_tokens.
+    Returns: loss, a scalar; metrics, sums over the R tokens, except for two: logprob_diff_max is a
+        maximum, and observation_nll is ECHO's mean times num_tokens.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
@@ -703,38 +701,36 @@ def clipped_loss(
     clip_low, clip_high = config.clip_low, config.clip_high
     if config.sequence_ratio:  # GSPO: a ratio for each segment, no importance weights of tokens
         segment_log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
-        importance = torch.ones_like(old_logprobs)  # (R,)
+        weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        importance = starpo.importance_weights(
+        weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,) min(pi / pi_engine, cap) / (pi / pi_old)
         if config.importance_floor:  # IcePop
-            importance = importance * methods.icepop_mask(
+            weights = weights * methods.icepop_mask(
                 logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
             )
     if config.sequence_mask:  # DeepSeek-V3.2
-        importance = importance * methods.sequence_mask(
+        weights = weights * methods.sequence_mask(
             logprobs, rollout_logprobs, advantages, segment_ids, config.sequence_mask
         )
     if config.tv_bound:  # DPPO-TV
-        importance = importance * methods.tv_mask(
-            logprobs, rollout_logprobs, advantages, config.tv_bound
-        )
+        weights = weights * methods.tv_mask(logprobs, rollout_logprobs, advantages, config.tv_bound)
         clip_low, clip_high = 1.0, float("inf")  # no clip
     loss, metrics = starpo.ppo_loss(
         logprobs,
         old_logprobs,
         advantages,
         num_tokens=num_tokens,
-        weights=importance * micro_batch.token_weights,
+        weights=weights * micro_batch.token_weights,
         clip_low=clip_low,
         clip_high=clip_high,
         dual_clip=config.dual_clip,
         segment_log_ratio=segment_log_ratio,
     )
     # the number of masked tokens, which `mean_over_steps` turns into a fraction
-    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)
+    metrics["masked_frac"] = (weights == 0).sum().to(loss.dtype)
     return loss, metrics
 
 

@@ -46,9 +46,9 @@ GROUPS = {
     "collapse": "Whether the thoughts of the policy (Z) still depend on their prompts (X). "
     "[diagnostics.md](diagnostics.md) explains how this is measured. A metric with `seq` in "
     "its name uses the sum of the log-probs of a thought's tokens. A metric in nats per token uses "
-    "their mean. A name without its ending means the metric of the same sample: in the meaning of "
-    "`mi_zscore_first`, `mi` is `mi_first`. All metrics except `regime` are null in iterations "
-    "without a measurement (`collapse_every`).",
+    "their mean. The column 'meaning' leaves out the ending `_SAMPLING`: in the row of "
+    "`mi_zscore_SAMPLING`, `mi` stands for `mi_SAMPLING`. All metrics except `regime` are null in "
+    "iterations without a measurement (`collapse_every`).",
     "cost": "Times and memory are those of rank 0.",
 }
 

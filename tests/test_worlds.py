@@ -342,7 +342,8 @@ def test_a_win_is_worth_more_than_any_loss(density):
 def listed_otherwise(instance):
     """Return another instance of the same game.
 
-    A quest gets reversed lists and a longer path. The things of a household get other numbers.
+    A quest gets reversed lists and a longer path. The things of a household are reversed and
+    numbered anew.
     """
     if instance[0] == "household":
         *parts, things = instance

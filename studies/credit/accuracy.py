@@ -1,9 +1,12 @@
 """Measure how well the credit of an advantage estimator agrees with the true advantages of turns.
 
-The credit of a turn is the mean advantage that the estimator gives its tokens. The true advantage
-of each of K turns is estimated from m continuations of the game from the state before the turn, and
-m that repeat the turn's reply first (studies/credit/play.py). The noise of these estimates lowers
-every correlation. Most measures are corrected for this noise.
+The credit of a turn is the mean advantage that the estimator gives its tokens. The games have K
+turns. studies/credit/play.py continues each game m times from the state before each turn, and m
+times after the turn's reply:
+
+    estimated true advantage = mean return after the reply - mean return from the state before it
+
+The noise of these estimates lowers every correlation. Most measures are corrected for the noise.
 """
 
 import math
@@ -15,16 +18,16 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # an advantage more than this many standard errors from 0 has a known sign
+DECIDED = 2.0  # the sign of an advantage is known if abs(advantage) > DECIDED * standard error
 # studies/credit/README.md defines these measures; report.py has their names in tables
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 
 @dataclass
 class Truth:
-    """The returns of continuations of K turns, and estimates from these returns."""
+    """The returns of continued games: m from before and m from after each of K replies."""
 
-    before: ndarray  # (K, m) returns from the state before the turn
+    before: ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: ndarray  # (K, m) returns of games that repeat the turn's reply first
 
     def among(self, mask: ndarray) -> "Truth":
@@ -32,27 +35,25 @@ class Truth:
 
     @property
     def values(self) -> ndarray:
-        """Estimated value of the state before each turn, (K,)."""
-        return self.before.mean(1)
+        return self.before.mean(1)  # (K,)
 
     @property
     def advantages(self) -> ndarray:
-        """Estimated true advantages, (K,)."""
-        return self.reply.mean(1) - self.before.mean(1)
+        return self.reply.mean(1) - self.before.mean(1)  # (K,)
 
     @property
     def noise(self) -> ndarray:
-        """Variance of the noise of each estimated advantage, (K,)."""
+        """The squared standard error of each estimated advantage, (K,)."""
         num_draws = self.before.shape[1]
         return (self.before.var(1, ddof=1) + self.reply.var(1, ddof=1)) / num_draws
 
     @property
     def value_noise(self) -> ndarray:
-        """Variance of the noise of each estimated value, (K,)."""
+        """The squared standard error of each mean return in `values`, (K,)."""
         return self.before.var(1, ddof=1) / self.before.shape[1]
 
     def spread(self) -> float:
-        """Variance of the true advantages: variance of the estimates minus their mean noise."""
+        """The estimated variance of the exact advantages over the turns."""
         return variance_of(self.advantages) - float(self.noise.mean())
 
     def reliability(self) -> float:
@@ -61,24 +62,24 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """The rank correlation that `advantages` has with a second, independent estimate, or NaN.
+        """The rank correlation of the estimated advantages with a second estimate, or NaN.
 
-        The formula of Spearman and Brown predicts this correlation from two halves of the draws."""
+        Source: the formula of Spearman and Brown, for two estimates from half of the draws each."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """An estimate of the rank correlation of the exact advantages with `advantages`, or NaN."""
+        """The rank correlation that exact advantages would have with the estimated ones, or NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
-        """The number of draws at which Pearson's correlation of estimate and truth is `ceiling`."""
+        """The m at which Pearson's correlation of estimated and exact advantages is `ceiling`."""
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
-        wanted = ceiling**2  # reliability r(m) = spread / (spread + noise / m)
+        wanted = ceiling**2  # reliability at m = spread / (spread + noise of one draw / m)
         return num_draws * self.noise.mean() / self.spread() * wanted / (1 - wanted)
 
 
@@ -93,10 +94,9 @@ def measure(
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
     Args:
-        credits: (K,) credits of the estimator.
+        credits: (K,).
         alternatives: (K,) credits if the game goes on differently after the turn's reply.
-        reference: (K,) credits of the estimator to compare with.
-        truth: continuations of the K turns.
+        reference: (K,) credits of GRPO, for the measure "gain".
         games: (K,) index of each turn's game.
         clusters: (K,) index of each turn's board.
     """
@@ -122,9 +122,10 @@ def measure(
 def with_intervals(
     names: Sequence[str], compute: Callable[[ndarray], ndarray], clusters: ndarray
 ) -> dict[str, list[float]]:
-    """Return name -> [value, half-width of its 95 % interval by the jackknife over clusters].
+    """Return name -> [value, half-width of its 95 % interval by the jackknife over boards].
 
-    Args: compute: maps a mask of turns, (K,) bool, to an array with a value for each name."""
+    Args: compute: maps a mask of turns, (K,) bool, to an array with a value for each name.
+        clusters: (K,) index of each turn's board."""
     values, half_widths = jackknife_interval(compute, clusters)
     pairs = zip(names, values.tolist(), half_widths.tolist(), strict=True)
     return {name: [value, half_width] for name, value, half_width in pairs}
@@ -133,12 +134,12 @@ def with_intervals(
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages between turns of the same game.
 
-    The correlation is corrected for noise. It is 0 if the credits within each game are equal.
-    Otherwise it is NaN if the advantages within games differ by noise only.
+    The correlation is corrected for noise. It is 0 if the credits within each game are equal, and
+    otherwise NaN if the advantages within games differ by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
-    num_turns = np.bincount(games)[games]  # (K,) number of turns in each turn's game
+    num_turns = np.bincount(games)[games]  # (K,)
     noise = (truth.noise * (1 - 1 / num_turns)).sum()
     spread = centred_truth @ centred_truth - noise
     size = centred_credits @ centred_credits
@@ -158,7 +159,7 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 def right_signs(credits: ndarray, truth: Truth) -> float:
     """Return the share of turns whose credit has the sign of the true advantage, or NaN.
 
-    Only turns for which `is_decided` is true count. A credit of 0 counts as half."""
+    Turns whose true sign is unknown (`is_decided`) do not count. A credit of 0 counts as half."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan
@@ -167,21 +168,22 @@ def right_signs(credits: ndarray, truth: Truth) -> float:
 
 
 def is_decided(truth: Truth) -> ndarray:
-    """Whether each advantage is more than DECIDED standard errors from 0, (K,) bool."""
+    """Whether each estimated advantage is more than DECIDED standard errors from 0, (K,) bool."""
     return np.abs(truth.advantages) > DECIDED * np.sqrt(truth.noise)
 
 
 def variance_shares(
     credits: ndarray, alternatives: ndarray, truth: Truth
 ) -> tuple[float, float, float]:
-    """Split the variance of the credits over the turns into three shares that sum to 1:
-    - signal: the squared correlation with the true advantage, corrected for the noise.
-    - bias: the part that depends on state and reply, but not on their advantage.
-    - luck: the part that depends on what happens after the reply. `alternatives` are the credits
-      of a second game that repeats the reply and then goes on by itself. Luck is half the mean
-      squared difference of both credits, divided by the variance.
+    """Split the variance of the credits over K turns into the shares (signal, bias, luck):
 
-    All shares are 0 if all credits are equal, and NaN if the advantages differ by noise only.
+        signal = pearson(credits, estimated advantages)**2 / truth.reliability()
+        luck = mean((credits - alternatives)**2) / 2 / variance(credits)
+        bias = 1 - signal - luck
+
+    Args: credits: (K,). alternatives: (K,) credits if the game goes on differently after the reply.
+
+    Returns: zeros if all credits are equal; NaN if the true advantages differ by noise only.
     """
     total = variance_of(credits)
     if total <= 1e-12 * max(1.0, float((credits**2).mean())):
@@ -195,12 +197,15 @@ def variance_shares(
 
 
 def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
-    """Compare the critic's values of the states before K turns with the values from continuations.
+    """Compare the critic's values of the states before K turns, (K,), with mean returns from there.
 
-    - "correlation": Pearson's correlation.
-    - "explained": the share of the variance of the true values that the critic explains.
-    - "bias": the mean error. It is the only measure that is not corrected for the noise.
-    - "error": the root mean square error.
+    Returns: measure -> [value, half-width of its 95 % interval]. All measures except "bias" are
+        corrected for the noise of the mean returns.
+
+        "correlation": Pearson's.
+        "explained": 1 - mean squared error / variance of the true values.
+        "bias": mean error.
+        "error": root mean square error.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -251,11 +256,11 @@ def correlation(x: ndarray, y: ndarray) -> float:
 
 
 def ranks(x: ndarray) -> ndarray:
-    """Return the rank of each value of x, counted from 0, (n,). Equal values share their mean rank.
+    """Return the rank of each value of x, counted from 0, (n,).
 
     >>> ranks([5.0, 3.0, 5.0]).tolist()
     [1.5, 0.0, 1.5]
     """
     _, group, counts = np.unique(np.asarray(x, float), return_inverse=True, return_counts=True)
-    first = np.cumsum(counts) - counts  # the lowest rank of each value
+    first = np.cumsum(counts) - counts  # lowest rank of each value
     return (first + (counts - 1) / 2)[group]

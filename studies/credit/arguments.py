@@ -16,14 +16,14 @@ from support.settings_history import read_earlier
 
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
-    "draws": 16,  # continuations from before each reply, and as many from after it
+    "draws": 16,  # games continued from before each reply, and as many from after each reply
     "out": "out/credit",
 }
 
 
 @dataclass
 class CreditJob:
-    """The checkpoints to measure, and the settings."""
+    """The checkpoints that studies/credit/measure.py measures, and its settings."""
 
     runs: dict[str, Config]  # folder of a run -> settings of the games to play
     # run -> label of a checkpoint ("start", "20", "end") -> its folder; None for "start"
@@ -32,7 +32,6 @@ class CreditJob:
 
 
 def read_credit(argv: list[str]) -> CreditJob:
-    """Read and check the command line."""
     folders = list(takewhile(lambda arg: not arg.startswith("-"), argv))
     missing = [folder for folder in folders if not Path(folder, "config.json").is_file()]
     if missing or not folders:
@@ -60,9 +59,8 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Raise UserError if runs with the same environment and estimator are not seeds of one method.
-
-    The report pools these runs."""
+    """Raise UserError if two runs with the same environment and estimator differ in more settings
+    than the seed, or have equal seeds. The report averages such runs as seeds of one method."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
@@ -78,13 +76,12 @@ def _check_pools(runs: dict[str, Config]) -> None:
 
 
 def _earlier_of(folder: str) -> tuple:
-    """Return the settings that a run had before restarts changed them, without seeds."""
+    """Return the settings, without the seed, that a run had before a restart changed them."""
     return earlier_without_seed(read_earlier(Path(folder)))
 
 
 def _credit_settings(config: Config) -> Config:
-    """Return the settings of training, but with native rewards, and without filter or KL term. The
-    loss is on replies only.
+    """Return the settings of training with native rewards, and without filter or KL term.
 
     Raises: UserError if num_groups or group_size is below 2, or if env is not one frozenlake or one
         sokoban."""
@@ -111,9 +108,9 @@ def _credit_settings(config: Config) -> Config:
 
 
 def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
-    """Find the checkpoints of a run. Args: wanted: labels, separated by commas.
+    """Return label of a checkpoint -> folder, or None for "start". Raises: UserError.
 
-    Returns: label -> folder. A label is "start" (no folder), a number of iterations, or "end".
+    Args: wanted: labels such as "start,20,end"; 20 is a number of iterations.
     """
     folders = sorted(Path(run).glob("checkpoint-" + 6 * "[0-9]"))
     steps = {str(int(folder.name[-6:])): folder for folder in folders}

@@ -20,7 +20,7 @@ from rollout import Trajectory, rewards_with_density, split_by_context
 from studies.credit.play import RecordedGame
 from train import count_tokens_per_turn
 
-# The settings of an estimator override those of the run.
+# estimator -> the settings that replace those of the run
 ESTIMATORS: dict[str, dict] = {
     "GAE": {"estimator": "gae"},
     "bi-level GAE": {"estimator": "bi_level_gae", "turn_gamma": 0.95},
@@ -53,7 +53,7 @@ ESTIMATORS: dict[str, dict] = {
         "reward_density": "plan",
     },
 }
-# Settings of all estimators. The entries of ESTIMATORS override them.
+# Settings for every estimator. A setting in ESTIMATORS overrides the one here.
 NEUTRAL = {
     "turn_level": False,
     "state_weight": 0.0,
@@ -64,7 +64,7 @@ NEUTRAL = {
 
 
 def estimators_of(learner: Learner) -> dict[str, dict]:
-    """Return the ESTIMATORS that the learner can compute. Some need its critic."""
+    """Return ESTIMATORS; if the learner has no critic, without those that need a critic."""
     found = {}
     for name, settings in ESTIMATORS.items():
         if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:
@@ -73,7 +73,9 @@ def estimators_of(learner: Learner) -> dict[str, dict]:
 
 
 def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) -> np.ndarray:
-    """Return the credit that an estimator assigns to each turn of a batch of games, (K,)."""
+    """Return the credit that an estimator assigns to each turn of the games, (K,) float64.
+
+    Args: settings: an entry of ESTIMATORS."""
     config = replace(learner.config, **{**NEUTRAL, **settings})
     variant = copy.copy(learner)
     variant.config = config
@@ -98,7 +100,7 @@ def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray
 
 
 def shaped(game: RecordedGame, density: str) -> Trajectory:
-    """Return the trajectory of a game with rewards of another `reward_density`."""
+    """Return the trajectory with the rewards that the setting `reward_density=density` gives."""
     trajectory = game.trajectory
     if density == "native":
         return trajectory
@@ -123,9 +125,10 @@ def credits_of_alternatives(
 ) -> np.ndarray:
     """Return the credit of each turn if its game had gone on differently after the reply, (K,).
 
-    At most one game of every group is replaced at a time.
+    In each call of the estimator, an alternative replaces at most one game of every group.
 
-    Args: alternatives: for each turn, its game continued with fresh noise after the reply."""
+    Args: alternatives: K games, one for each turn. Each game repeats the original up to the turn's
+        reply, and goes on with new random numbers."""
     starts = first_turns(games)
     credits = np.full(starts[-1], np.nan)
     for changes in rounds_of_turns(games, learner.config.group_size):
@@ -140,12 +143,12 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the index of each game's first turn among all K turns, (games + 1,). The last is K."""
+    """Return the index of each game's first turn among all K turns, and then K, (games + 1,)."""
     return np.cumsum([0, *(game.num_turns for game in games)])
 
 
 def rounds_of_turns(games: Sequence[RecordedGame], group_size: int) -> list[list[tuple[int, int]]]:
-    """Split all turns into rounds with at most one turn of each group.
+    """Split all turns into lists with at most one turn of each group.
 
     Returns: lists of (index of the game, index of the turn in this game)."""
     queues = []

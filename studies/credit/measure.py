@@ -1,10 +1,10 @@
 """Measure how well the credit of each advantage estimator agrees with the true advantage.
 
-The policy of each checkpoint plays the games of one training iteration on FrozenLake or Sokoban.
-The script computes for every turn
+The policy of each checkpoint plays --num_groups boards of FrozenLake or Sokoban, --group_size games
+each. The script computes for every turn
 
 - the true advantage under this policy, estimated by Monte Carlo: the game is continued --draws
-  times from the exact state before the turn, and as often after the turn's reply;
+  times from the exact state before the turn, and --draws times after the turn's reply;
 - the exact advantage under optimal play;
 - the credit that each estimator of train.py assigns to the turn (the mean advantage of its tokens).
 
@@ -13,7 +13,7 @@ The script computes for every turn
     python -m studies.credit.measure out/A --checkpoints=end --draws=64 --num_groups=64
 
 Runs must keep their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
-model before training, "end" the newest checkpoint. Checkpoints with a file in OUT/cases are not
+model before training, "end" the newest checkpoint. A checkpoint that has a file in OUT/cases is not
 measured again. Results go to OUT/credit.json, .md and .png (explained in studies/credit/README.md).
 """
 
@@ -60,24 +60,23 @@ def main(argv: list[str]) -> None:
 
 
 def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
-    """Return the measurements of a run, one for each checkpoint in the job."""
     cases = {}  # label of a checkpoint -> measurements, or None if not measured yet
     for label, folder in job.checkpoints[run].items():
         settings = settings_of_case(job, run, config, folder)
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # Files hold no label, because a checkpoint is no longer "end" if the run goes on.
+    # Files in OUT/cases hold no label, because "end" is another checkpoint if the run goes on.
     return [{**case, "label": label} for label, case in cases.items()]
 
 
 def measure_missing(
     job: CreditJob, run: str, config: Config, cases: dict[str, dict | None]
 ) -> None:
-    """Measure the checkpoints that have None in `cases`, and write their files."""
+    """Measure the checkpoints whose label has the value None in `cases`, and replace None there."""
     device, dtype = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device, dtype)
-    # "start" comes first, while the learner still has its initial weights.
+    # "start" comes first: it has no folder, so its weights are those of the new learner.
     for label, folder in job.checkpoints[run].items():
         if cases[label] is not None:
             continue
@@ -100,7 +99,6 @@ def case_path(job: CreditJob, run: str, folder: Path | None) -> Path:
 
 
 def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | None) -> dict:
-    """Return the settings that identify a measurement."""
     return {
         "run": str(Path(run)),
         "checkpoint": folder.name if folder else "start",
@@ -110,9 +108,9 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
 
 
 def read_case(path: Path, settings: dict) -> dict | None:
-    """Read the measurements of an earlier call; None without their file.
+    """Read the file that an earlier call wrote; None if there is no file.
 
-    Raises: UserError if their settings differ."""
+    Raises: UserError if the earlier call had other settings."""
     if not path.is_file():
         return None
     case = read_json(path, {"turns": {}})
@@ -131,9 +129,9 @@ def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
     """Play games, continue them from every turn, and assign credit.
 
     Returns:
-        "success": the share of games that were won.
+        "success": share of won games.
         "cpu_s": CPU seconds.
-        "turns": columns with an entry for each of K turns. "critic" is None without a critic.
+        "turns": columns of K turns. "critic" is None without a critic.
         "credits": name -> [credit (K,), credit if the game goes on differently after the reply].
     """
     config = player.config
@@ -162,7 +160,6 @@ def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
 
 
 def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]]:
-    """Return columns with the group, the game and the index in the game of each turn."""
     columns = {"group": [], "game": [], "turn": []}
     for index, game in enumerate(games):
         for turn in range(game.num_turns):
@@ -175,7 +172,9 @@ def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]
 def controls(
     games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
 ) -> dict[str, list]:
-    """Return two controls: the planner's step reward as credit, and this credit shuffled."""
+    """Return the planner's step rewards of K turns, and the same shuffled within each game.
+
+    Returns: name -> [credit (K,), credit if the game goes on differently after the reply]."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

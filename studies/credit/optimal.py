@@ -20,7 +20,7 @@ from worlds.planners import lake_transitions, move_sequences
 
 
 def state_value(episode: Episode) -> float:
-    """Return the optimal value of an episode's present state; 0 if the game is over."""
+    """Return the expected sum of rewards of optimal play from now to the end of the episode."""
     config = episode.config
     env = episode.env
     turns_left = config.max_turns - episode.turn_idx
@@ -36,7 +36,7 @@ def state_value(episode: Episode) -> float:
 def reply_value(episode: Episode, actions: list[str]) -> float:
     """Return the expected sum of rewards of a turn with these actions, followed by optimal play.
 
-    Format penalty and think bonus are left out."""
+    The turn's format penalty and its bonus from `think_reward` are left out."""
     env = episode.env
     legal = [action for action in actions if env.is_legal(action)]
     if isinstance(env, FrozenLake):
@@ -51,7 +51,8 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 
 
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the advantage of each reply under optimal play, (K,), averaged over slips."""
+    """Return the exact advantage of each reply under optimal play, (K,) float64: expected reward of
+    the reply followed by optimal play, minus `state_value` before the reply."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -62,7 +63,7 @@ def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
 
 
 def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the planner's step reward of each turn, (K,): reward plus change of optimal value."""
+    """Return reward + state_value after the turn - state_value before, of each turn, (K,)."""
     found = []
     for game in games:
         values = [state_value(state) for state in game.states_and_end()]
@@ -74,7 +75,7 @@ def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
 def shuffle_within_games(
     credits: np.ndarray, games: Sequence[RecordedGame], rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the credits of the K turns, (K,), shuffled among the turns of each game."""
+    """Return the credits, (K,), shuffled among the turns of each game."""
     pieces = np.split(credits, np.cumsum([game.num_turns for game in games])[:-1])
     return np.concatenate([rng.permutation(piece) for piece in pieces])
 
@@ -104,9 +105,9 @@ def lake_values(
     budget: int,
     max_turns: int,
 ) -> np.ndarray:
-    """Return the largest probability of reaching the goal from every state.
+    """Return the largest probability of reaching the goal, by turns left, cell and actions left.
 
-    Returns: (max_turns + 1, cells, budget + 1), by turns left, cell and actions left."""
+    Returns: (max_turns + 1, cells, budget + 1) float64."""
     single_moves = lake_transitions(size, holes, goal, success_rate)
     sequences = move_sequences(single_moves, min(actions_per_turn, budget))
     values = np.zeros((max_turns + 1, size**2, budget + 1))
@@ -126,7 +127,7 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
     single_moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
     cells = np.zeros(env.size**2)  # probability of each cell
     cells[env.player] = 1.0
-    # No move leaves the goal or a hole, so actions after the end of the game change nothing.
+    # `lake_transitions` moves no player out of the goal or a hole, so later actions change nothing.
     for action in legal:
         cells = cells @ single_moves[names.index(action.strip().lower())]
     values = _values_of_lake(env, episode.config)
@@ -138,7 +139,7 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
 
 
 class SokobanValues:
-    """The optimal values of one room, by dynamic programming over actions and ends of turns."""
+    """The largest sums of rewards from the states of one room, by dynamic programming."""
 
     def __init__(self, env: Sokoban, actions_per_turn: int):
         self.env = env
@@ -150,7 +151,7 @@ class SokobanValues:
     ) -> float:
         """Return the largest sum of rewards from a state to the end of the game.
 
-        Args: actions, turns: the numbers left. used: actions taken in the present turn."""
+        Args: actions, turns: how many are left. used: how many actions this turn has had."""
         if actions == 0 or turns == 0:
             return 0.0
         state = (player, boxes, actions, turns, used)
@@ -176,7 +177,6 @@ class SokobanValues:
 
 @lru_cache(maxsize=256)
 def sokoban_values(instance: tuple, spec: str, actions_per_turn: int) -> SokobanValues:
-    """Return the cached values of a room."""
     env = make_env(spec)
     env.start(instance, noise_seed=[0])
     return SokobanValues(env, actions_per_turn)

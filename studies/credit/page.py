@@ -4,10 +4,12 @@
     python -m studies.credit.measure RUN...  # the credit of each estimator
     python -m studies.credit.page          # fills the tables of studies/credit/README.md
 
-The *credit* of a turn is the mean advantage of its tokens. The *accuracy* of an estimator is the
-rank correlation of credit and true advantage over turns. The *speed* of a run is its mean success
-over its evaluations after the start. The script correlates accuracy and speed over the estimators,
-once for each environment, checkpoint and seed of training.
+The script computes the rank correlation of accuracy and speed over the estimators, once for each
+environment, checkpoint and seed of training:
+
+    credit of a turn          mean advantage of its tokens
+    accuracy of an estimator  rank correlation of credit and true advantage over turns
+    speed of a run            mean success rate of its evaluations after iteration 0
 """
 
 from configurator import UserError
@@ -46,13 +48,13 @@ Row = dict  # the record of one run, see studies/runs.py
 
 
 class Result(NamedTuple):
-    """The accuracy of an estimator, and how fast its S runs (one for each seed) learn."""
+    """The accuracy of an estimator's credit, and the success of its S runs, one for each seed."""
 
     name: str
-    speeds: np.ndarray  # (S,) see `speed_of`
+    speeds: np.ndarray  # (S,) mean success after iteration 0
     last: np.ndarray  # (S,) success after the last iteration
     cpu_s: float  # CPU seconds of RL, mean over the runs
-    accuracies: dict[str, float]  # checkpoint -> rank correlation with the true advantage
+    accuracies: dict[str, float]  # checkpoint -> rank correlation of credit and true advantage
 
 
 def main(argv: list[str]) -> None:
@@ -82,7 +84,8 @@ def results_of(
     Args: curves: "WORLD ESTIMATOR" -> rows of its runs. summaries: the entries of CREDIT about
         `world`, one for each checkpoint.
 
-    Raises: UserError if an estimator lacks credit or a seed, or if there is only one seed."""
+    Raises: UserError if all runs have one seed, or if an estimator has fewer seeds than others, or
+        no accuracy."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
     if len(seeds) == 1:
         raise UserError("intervals over seeds need two seeds; run studies.reproduce credit")
@@ -115,7 +118,7 @@ def results_of(
 
 
 def speed_of(row: Row) -> float:
-    """Return the mean success over the evaluations after the start of RL."""
+    """Return the mean success rate over the evaluations after iteration 0."""
     return float(np.mean(evaluations_of(row)))
 
 
@@ -125,7 +128,7 @@ def evaluations_of(row: Row) -> list[float]:
 
 
 def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
-    """Return the rank correlation of accuracy and speed over the estimators for each seed, (S,)."""
+    """Return for each seed the rank correlation, over E estimators, of accuracy and speed, (S,)."""
     accuracies = [result.accuracies[checkpoint] for result in results]
     speeds = np.stack([result.speeds for result in results])  # (E, S)
     return np.array([rank_correlation(accuracies, of_seed) for of_seed in speeds.T])
@@ -135,7 +138,6 @@ def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
 
 
 def credit_table(summaries: Sequence[dict]) -> str:
-    """Return a Markdown table of how accurate each estimator's credit is at each checkpoint."""
     headings = ["credit"]
     for summary in summaries:
         label = summary["label"]
@@ -153,9 +155,9 @@ def credit_table(summaries: Sequence[dict]) -> str:
 
 
 def speed_table(results: Sequence[Result]) -> str:
-    """Return a Markdown table of the estimators, fastest first.
+    """Return a Markdown table of the estimators, the one with the highest mean success first.
 
-    Differences to GRPO are paired by seed."""
+    Differences to GRPO are between runs with the same seed."""
     labels = list(results[0].accuracies)
     (reference,) = [result for result in results if result.name == REFERENCE]
     headings = ["estimator", "mean success %, by seed", "less GRPO's, by seed", "last %", "CPU-s"]
@@ -182,7 +184,6 @@ def speed_table(results: Sequence[Result]) -> str:
 
 
 def correlation_table(results: Sequence[Result]) -> str:
-    """Return a Markdown table: for each checkpoint, the rank correlation of accuracy and speed."""
     lines = []
     for label in results[0].accuracies:
         by_seed = correlations(results, label)
@@ -195,7 +196,7 @@ def correlation_table(results: Sequence[Result]) -> str:
 
 
 def interval(number: Sequence[float | None]) -> str:
-    """Format a value with its 95 % interval. Args: number: (value, half-width); None: not known.
+    """Format (value, half-width of its 95 % interval).
 
     >>> interval([0.5, 0.1]), interval([None, None])
     ('0.50 [0.40, 0.60]', 'not known')

@@ -1,7 +1,7 @@
-"""Continue games from the exact state before any turn, to estimate values by Monte Carlo.
+"""Continue games from the exact state before any turn, to estimate its value by Monte Carlo.
 
-The mean return of m continuations with fresh random numbers is an unbiased estimate of the value of
-this state under the policy that plays.
+The mean return of m continuations with new random numbers is an unbiased estimate of the value of
+the state under the policy that plays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED_REPLY = 64  # continuations that begin with the turn's own reply
 
 
 class RecordedGame(Rollout):
-    """A rollout with a copy of its episode before every turn."""
+    """A rollout that keeps a copy of its episode before every turn."""
 
     def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0, env: str = ""):
         super().__init__(episode, seed, member=member, env=env)
@@ -45,12 +45,11 @@ class RecordedGame(Rollout):
         return len(self.trajectory.turns)
 
     def states_and_end(self) -> list[Episode]:
-        """Return the episode before each turn and after the last turn."""
         return [*self.states, self.episode]
 
 
 def copy_episode(episode: Episode) -> Episode:
-    """Return an independent copy, which will draw the same random numbers."""
+    """Return an independent copy of the episode, which will draw the same random numbers."""
     twin = copy.copy(episode)
     twin.env = copy.deepcopy(episode.env)
     twin.plan_lengths = list(episode.plan_lengths)
@@ -58,7 +57,7 @@ def copy_episode(episode: Episode) -> Episode:
 
 
 def restore(game: RecordedGame, turn: int) -> RecordedGame:
-    """Return a copy of a game in the state before a turn."""
+    """Return a copy of the game as it was before turn number `turn`, counted from 0."""
     trajectory = game.trajectory
     twin = RecordedGame(
         copy_episode(game.states[turn]),
@@ -73,7 +72,9 @@ def restore(game: RecordedGame, turn: int) -> RecordedGame:
 
 
 def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
-    """Give the rest of a restored game new transition and sampling noise."""
+    """Give a restored game new random numbers for slips and for the sampling of tokens.
+
+    Args: purpose: SEED_BEFORE or SEED_REPLY. draw: index of the continuation."""
     trajectory = game.trajectory
     numbers = (*trajectory.seed, trajectory.member, game.num_turns, purpose)
     game.episode.env.rng = np.random.default_rng([*numbers, draw])
@@ -82,7 +83,7 @@ def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
 
 
 def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
-    """Execute the original reply in a restored game, with the restored game's noise."""
+    """Execute the next reply of the original in a restored game, with new slips."""
     turn = original.turns[game.num_turns]
     reply = Reply(
         turn.text,
@@ -99,7 +100,7 @@ def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
 
 @dataclass
 class Player:
-    """An engine that holds a policy, and the settings of the games that it plays."""
+    """An engine with a policy, and the settings of the games that the policy plays."""
 
     engine: Engine
     chat: Chat
@@ -133,7 +134,7 @@ class ContinuingScheduler(RolloutScheduler):
 
 
 def play_groups(player: Player, num_groups: int, group_size: int) -> list[RecordedGame]:
-    """Play `num_groups` training boards, `group_size` games each. The seed decides the boards."""
+    """Play `num_groups` training boards, which `config.seed` decides, `group_size` games each."""
     config = player.config
     games = []
     for group, member in product(range(num_groups), range(group_size)):
@@ -147,7 +148,7 @@ def play_groups(player: Player, num_groups: int, group_size: int) -> list[Record
 
 @dataclass
 class Continuations:
-    """The undiscounted returns of continuations of the K turns of all games."""
+    """The undiscounted returns of games that were continued from each of K turns."""
 
     before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
@@ -157,8 +158,8 @@ class Continuations:
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
     """Continue every game `num_draws` times from before each turn, and as often after each reply.
 
-    A continuation after a reply first executes this reply again, with new slips. So the reply gets
-    no credit for a lucky slip in the original game.
+    A game continued after a reply first executes the reply again, with new slips. So a lucky slip
+    in the original game does not raise the estimated value of the reply.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
     from_states = []
@@ -184,7 +185,6 @@ def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -
 
 
 def returns_from(games: Sequence[RecordedGame], turns: Sequence[int]) -> np.ndarray:
-    """Return for each game the sum of the rewards of the given turn and of all later turns."""
     returns = []
     for game, turn in zip(games, turns, strict=True):
         returns.append(sum(played.reward for played in game.trajectory.turns[turn:]))

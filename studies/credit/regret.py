@@ -3,13 +3,15 @@
     python -m studies.credit.regret config/frozenlake_ppo.py config/models/tiny.py \\
         --model=tiny,out/run/policy
 
-The policy plays --num_groups training boards, --group_size games each. The loss of a turn is the
-optimal value of the state before the turn minus the value of its actions (`reply_value`). The loss
-has two parts:
+The policy plays --num_groups training boards, --group_size games each. In each turn the policy
+loses V - Q(a) of expected reward. The loss of a turn is the sum of two parts:
 
-- too long: the loss that the policy would avoid by ending the turn at the best moment, after one or
-  more of its actions.
-- the rest: the loss that remains if the turn ends at the best moment.
+    too long = max_n Q(a[:n]) - Q(a)    # avoided by playing only the best number n >= 1 of actions
+    the rest = V - max_n Q(a[:n])
+
+    a         legal actions of the turn
+    V         expected reward of optimal play from the state before the turn to the end of the game
+    Q(a[:n])  expected reward of the first n actions, followed by optimal play
 """
 
 from configurator import Config, UserError, load_config
@@ -20,7 +22,9 @@ from support.terminal import run_main
 
 
 def read_regret(argv: list[str]) -> tuple[Config, dict[str, str]]:
-    """Read the command line. Returns: settings, and the source of each."""
+    """Return the settings, and key -> source of its value.
+
+    Raises: UserError if the environment is not frozenlake or sokoban."""
     config, _, sources = load_config(argv)
     if not isinstance(make_episode(config).env, Grid):
         raise UserError(f"studies.credit.regret needs frozenlake or sokoban, got env={config.env}")
@@ -59,9 +63,9 @@ HEADINGS = (
 
 
 class Losses(NamedTuple):
-    """How much less reward a game gets than optimal play, split into two parts, in reward units."""
+    """How much expected reward a game lost against optimal play: too_long + rest."""
 
-    too_long: float
+    too_long: float  # what the game would not have lost if its turns had ended at the best moment
     rest: float
 
 
@@ -76,7 +80,7 @@ def main(argv: list[str]) -> None:
 
 
 def played_by(name: str, config: Config) -> list[RecordedGame]:
-    """Return the games that a model plays. All models play the same boards."""
+    """Return the games that a model plays. Every model plays the same boards."""
     model, tokenizer = load_model(name, device=pick_device(config.device))
     chat = Chat(tokenizer)
     engine = make_engine(config, model, chat)
@@ -87,7 +91,6 @@ def played_by(name: str, config: Config) -> list[RecordedGame]:
 
 
 def losses_of(game: RecordedGame) -> Losses:
-    """Return the two parts of the loss of a game, summed over its turns."""
     too_long = 0.0
     rest = 0.0
     for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -101,7 +104,7 @@ def losses_of(game: RecordedGame) -> Losses:
 
 
 def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
-    """Return the cells of HEADINGS for one model, without its name."""
+    """Return the cells of HEADINGS, without the name of the model, for the games of one model."""
     losses = np.array([losses_of(game) for game in games])  # (games, 2)
     columns = np.column_stack([losses.sum(1), losses])  # (games, 3)
     boards = np.arange(len(games)) // group_size
@@ -117,7 +120,7 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
-    """Format how many actions optimal play would choose, as shares of the states."""
+    """Format how many actions an optimal player would choose in the states before the turns."""
     counts = Counter()
     for game in games:
         for state in game.states:
@@ -127,7 +130,7 @@ def planned(games: Sequence[RecordedGame]) -> str:
 
 
 def shares(counts: Counter) -> str:
-    """Format the share of each number of actions, as in '1: 40%, 2: 60%'."""
+    """Format counts, number of actions -> number of turns, as shares: '1: 40%, 2: 60%'."""
     total = sum(counts.values())
     return ", ".join(f"{count}: {number / total:.0%}" for count, number in sorted(counts.items()))
 

@@ -1,7 +1,8 @@
 """Write tables and a picture of how accurate the credit of each estimator is.
 
-The credit of a turn is the mean advantage of its tokens. A case is what measure.py measured at one
-checkpoint of a run. The report shows means over seeds, with intervals over boards and seeds.
+The credit of a turn is the mean advantage of its tokens. A case (dict) holds what measure.py
+measured at one checkpoint of a run. The tables show means over seeds, with intervals for the choice
+of boards and seeds.
 """
 
 import json
@@ -25,7 +26,7 @@ from tools.plotting.style import GRAY, draw_legend, look_of, picture
 from tools.plotting.tables import markdown
 
 OPTIMAL = "optimal play"
-REFERENCE = "GRPO"  # the other estimators are compared with GRPO
+REFERENCE = "GRPO"  # the tables subtract GRPO's rank correlation from that of each estimator
 HEADINGS = {  # key in `Numbers` -> heading of its column
     "rank": "rank correlation",
     "gain": "less GRPO's",
@@ -51,7 +52,7 @@ Numbers = dict[str, list[float]]  # measure -> [value, half-width of its 95 % in
 
 @dataclass
 class Summary:
-    """The results of a method at one checkpoint in one environment, pooled over seeds."""
+    """Means over the runs (one for each seed) of a method at one checkpoint in one environment."""
 
     env: str
     method: str  # the estimator that trained the policy
@@ -94,7 +95,7 @@ def without_nan(value):
 
 
 def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
-    """Measure every case (a checkpoint of a run), and pool cases that differ only in the seed."""
+    """Measure the cases (checkpoints of runs), and average those that differ only in the seed."""
     pools: dict[tuple, list[dict]] = {}
     for case in cases:
         key = (case["env"], case["estimator"], case["label"])
@@ -117,7 +118,9 @@ def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
 
 
 def measure_case(case: dict) -> tuple[dict[str, float], dict[str, Numbers], Numbers | None]:
-    """Returns: facts about the case, the measures of each estimator, the measures of the critic."""
+    """Return facts about a case, estimator -> its measures, and the measures of the critic.
+
+    The measures of the critic are None if the run has no critic."""
     turns = case["turns"]
     truth = Truth(np.array(turns["before"]), np.array(turns["reply"]))
     games = np.array(turns["game"])
@@ -155,7 +158,6 @@ def mean_facts(facts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def pool_seeds(estimators: Sequence[dict[str, Numbers]]) -> dict[str, Numbers]:
-    """Pool the numbers of each estimator over the seeds."""
     pooled = {}
     for name in estimators[0]:
         pooled[name] = pool_numbers([seed[name] for seed in estimators])
@@ -163,7 +165,7 @@ def pool_seeds(estimators: Sequence[dict[str, Numbers]]) -> dict[str, Numbers]:
 
 
 def pool_numbers(seeds: Sequence[Numbers]) -> Numbers:
-    """Return means over seeds, with intervals over boards and seeds."""
+    """Return measure -> [mean over seeds, half-width of its interval over boards and seeds]."""
     pooled = {}
     for name in seeds[0]:
         values = np.array([seed[name][0] for seed in seeds])
@@ -177,7 +179,6 @@ def pool_numbers(seeds: Sequence[Numbers]) -> Numbers:
 
 
 def section(summary: Summary) -> str:
-    """Return the section of credit.md about one checkpoint."""
     lines = [f"## {summary.title}", "", describe_truth(summary.facts), ""]
     rows = []
     ranked = sorted(summary.estimators.items(), key=lambda item: -sort_value(item[1]["rank"][0]))
@@ -192,12 +193,10 @@ def section(summary: Summary) -> str:
 
 
 def cells_of(numbers: Numbers, headings: dict[str, str]) -> list[str]:
-    """Return the table cell of each number."""
     return [cell(*numbers[key], in_percent="%" in words) for key, words in headings.items()]
 
 
 def describe_truth(facts: dict[str, float]) -> str:
-    """Describe the number of turns and the noise of the estimates."""
     text = (
         f"{facts['turns']:.0f} turns of {facts['games']:.0f} games a seed, "
         f"{100 * facts['success']:.0f} % won. {facts['draws']:.0f} continuations before and after "
@@ -220,7 +219,7 @@ def sort_value(value: float) -> float:
 
 
 def cell(value: float, half_width: float, *, in_percent: bool) -> str:
-    """Format a number with its 95 % interval. NaN becomes "not known".
+    """Format a value with its 95 % interval.
 
     >>> cell(0.5, 0.1, in_percent=False), cell(0.5, 0.1, in_percent=True)
     ('0.50 [0.40, 0.60]', '50 [40, 60]')
@@ -241,7 +240,6 @@ def cell(value: float, half_width: float, *, in_percent: bool) -> str:
 
 
 def draw(path: Path, summaries: Sequence[Summary]) -> None:
-    """Draw a column of PANELS for every environment and method."""
     columns: dict[tuple[str, str], list[Summary]] = {}
     for summary in summaries:
         columns.setdefault((summary.env, summary.method), []).append(summary)

@@ -160,13 +160,13 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
     assert np.abs(scores).max() < 4
-    assert 0.4 < (scores**2).mean() < 1.8, scores  # its expected value is 1
+    assert 0.4 < (scores**2).mean() < 1.8, scores  # expected: 1
     assert np.abs(found.values - values).max() < 4 * 0.5 / 60**0.5
     assert np.corrcoef(found.advantages, advantages)[0, 1] > 0.8
 
 
 def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
-    """On one board, the advantage of a first action does not depend on the slip that followed."""
+    """First turns with the same board and action have equal advantages, whatever slip followed."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     starts = np.cumsum([0, *(game.num_turns for game in games)])[:-1]
@@ -305,7 +305,7 @@ def test_optimal_advantages_are_losses_and_step_rewards_add_up(config):
     for game, of_game in zip(games, rewards, strict=True):
         gained = game.trajectory.score - state_value(game.states[0])
         assert of_game.sum() == pytest.approx(gained + state_value(game.episode))
-    if config is SOKOBAN:  # no move slips, so step rewards and advantages are equal
+    if config is SOKOBAN:  # no move slips, so the planner's step reward is the exact advantage
         np.testing.assert_allclose(np.concatenate(rewards), advantages, atol=1e-9)
 
 
@@ -384,8 +384,8 @@ def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
 
 
 def test_the_noise_of_the_truth_is_known():
-    """Noise variance 2 * 0.5^2 / 16 = 0.03125, true variance 0.3^2 = 0.09, so reliability
-    0.09 / 0.12125 = 0.742."""
+    """Variances: of the noise 2 * 0.5^2 / 16 = 0.03125, of the true advantages 0.3^2 = 0.09. So the
+    reliability is 0.09 / (0.09 + 0.03125) = 0.742."""
     _, truth = simulate(np.random.default_rng(0), num_turns=4000)
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)
     assert truth.spread() == pytest.approx(0.09, rel=0.06)
@@ -396,7 +396,7 @@ def test_the_noise_of_the_truth_is_known():
 
 
 def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
-    """Credit is the true advantage plus noise of equal variance: rank correlation about 0.69."""
+    """If credit is the true advantage plus noise of equal variance, `rank` is about 0.69."""
     for draws in (4, 16, 64):
         rng = np.random.default_rng(1)
         advantages, truth = simulate(rng, num_turns=4000, draws=draws)
@@ -414,7 +414,7 @@ def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
 
 
 def test_shares_separate_bias_from_luck():
-    """Variances of 1 (true advantages), 2 (bias) and 3 (luck): shares of 1/6, 1/3 and 1/2."""
+    """The credits have parts of variance 1 (true advantages), 2 (bias) and 3 (luck)."""
     rng = np.random.default_rng(2)
     advantages, truth = simulate(rng, num_turns=20_000, spread=1.0)
     systematic = advantages + rng.normal(0, 2**0.5, 20_000)
@@ -425,7 +425,7 @@ def test_shares_separate_bias_from_luck():
     assert variance_shares(constant, constant, truth) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.filterwarnings("error")  # the jackknife may leave a single turn
+@pytest.mark.filterwarnings("error")  # numpy must not warn if the jackknife leaves one turn
 def test_a_truth_of_noise_alone_is_not_known():
     truth = Truth(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros((2, 2)))
     assert truth.spread() < 0 and truth.draws_for(0.95) == np.inf
@@ -451,7 +451,7 @@ def test_between_turns_of_a_game_by_hand():
     rng = np.random.default_rng(3)
     advantages, noisy = simulate(rng, num_turns=6000)
     games = np.arange(6000) // 3
-    credits = advantages + np.arange(6000) // 3  # games differ by far more than turns of a game
+    credits = advantages + np.arange(6000) // 3  # each game has its own offset
     assert within_games(credits, noisy, games) == pytest.approx(1.0, abs=0.03)
 
 
@@ -514,7 +514,7 @@ def test_mistakes_on_the_command_line(tmp_path, words, message):
 
 
 def test_runs_of_different_methods_are_not_pooled(tmp_path):
-    """GRPO and GiGPO both have `estimator` grpo, but differ in `state_weight`."""
+    """GRPO and GiGPO both have estimator="grpo", but GiGPO has a `state_weight` above 0."""
     save_config(small_config(estimator="grpo"), {}, tmp_path / "grpo")
     save_config(small_config(estimator="grpo", seed=1), {}, tmp_path / "grpo_s1")
     save_config(small_config(estimator="grpo", state_weight=1.0, seed=2), {}, tmp_path / "gigpo")

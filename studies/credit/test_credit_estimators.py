@@ -48,7 +48,7 @@ ENVS = ("frozenlake:success_rate=0.8", "sokoban:size=6,boxes=1")
 
 
 def facts_of(game):
-    """Return the parts of a game that are exactly equal if its noise is repeated."""
+    """Return the parts of a game that are exactly equal if its random numbers are repeated."""
     facts = []
     for turn in game.trajectory.turns:
         facts.append((turn.prompt_ids, turn.response_ids, turn.reward, turn.observation))
@@ -69,7 +69,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
     for game, twin in again:
         assert twin.trajectory.status == game.trajectory.status
         assert facts_of(twin) == facts_of(game)
-        # Not exact: the engine computes the history of a restored game in one prefill.
+        # Logprobs are about equal: the engine computes a restored game's history in one prefill.
         logprobs = game.trajectory.rollout_logprobs
         assert twin.trajectory.rollout_logprobs == pytest.approx(logprobs, abs=1e-4)
         assert twin.episode.env.observe() == game.episode.env.observe()
@@ -98,7 +98,7 @@ def played(trained_folder, one_rank):
 def test_credits_are_those_that_train_would_use(played, name):
     settings = ESTIMATORS[name]
     learner, games, _ = played(**settings)
-    trajectories = [game.trajectory for game in games]  # rewards have the density in `settings`
+    trajectories = [game.trajectory for game in games]
     experience = train.build_experience(learner, trajectories)
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
@@ -129,7 +129,7 @@ def test_critic_estimators_need_a_critic(played):
 
 
 def test_alternatives_replace_one_turn_of_a_group_at_a_time(played):
-    """GRPO compares within a group, so games replaced in other groups change nothing."""
+    """GRPO compares games of one group, so replacing a game of another group changes no credit."""
     learner, games, player = played("gae")
     alternatives = monte_carlo(player, games, 2).alternatives
     settings = ESTIMATORS["GRPO by turn"]

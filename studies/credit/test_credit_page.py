@@ -54,14 +54,14 @@ def test_speed_is_the_mean_of_the_evaluations_after_the_start():
 
 
 def test_accuracy_and_speed_are_correlated_for_each_seed():
-    """At "start", the accuracies fall from GAE over GRPO to RLOO. The speeds of seed 0 fall, too
-    (0.6, 0.5, 0.3). The speeds of seed 1 rise (0.5, 0.7, 0.8)."""
+    """At "start", GAE, GRPO and RLOO have accuracies of 0.9, 0.5 and 0.2. Their speeds are 0.6, 0.5
+    and 0.3 with seed 0, and 0.5, 0.7 and 0.8 with seed 1."""
     results = results_of("frozenlake", CURVES, SUMMARIES)
     assert [result.name for result in results] == ["GAE", "GRPO", "RLOO"]
     assert results[0].last.tolist() == [0.7, 0.5]
     np.testing.assert_allclose(correlations(results, "start"), [1.0, -1.0])
     half = np.sqrt(3) / 2
-    np.testing.assert_allclose(correlations(results, "end"), [-half, half])  # ranks 0.5, 0.5, 2
+    np.testing.assert_allclose(correlations(results, "end"), [-half, half])  # accuracies 0, 0, 1
 
 
 def test_a_missing_run_or_credit_is_an_error():

@@ -260,6 +260,6 @@ def _add_thing(thing: str, place: str, objects: list[str], facts: list[str]) -> 
 def _mangled(name: str) -> str:
     """Return the identifier of a thing or place in ALFWorld: 'mug_bar_1' for 'mug 1'."""
     kind, number = name.split()
-    if kind == "sinkbasin":  # ALFWorld's identifier begins with sink
+    if kind == "sinkbasin":  # the identifier has both words: sink_bar_1_bar_sinkbasin
         return f"sink_bar_{number}_bar_{kind}"
     return f"{kind}_bar_{number}"

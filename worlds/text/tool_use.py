@@ -325,7 +325,7 @@ class OwnData(ToolUse):
             raise UserError(
                 f"{file} has no questions, so it must have items with attributes and nothing else"
             )
-        # The tasks are the questions, or ask about items that are found by their own name.
+        # Without questions, the tasks ask about items that a search for their name returns.
         asked_about = self.questions or self.index.found_by_name(results)
         if task == "all":
             self.tasks = possible_tasks(documents)
