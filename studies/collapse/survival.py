@@ -3,13 +3,11 @@
     python -m studies.reproduce collapse       # the runs
     python -m studies.collapse.survival  # the tables of studies/collapse/README.md
 
-A *sign* is a metric that is above or below its first level by a factor. studies/signs.py defines
-collapses and signs. A sign predicts a collapse if it begins no later than the last evaluation
-before the collapse. In a run without a collapse, each beginning of a sign is a false alarm.
-
-A *cell* is a method at a learning rate. The factor of each sign is chosen on the runs of every
-second cell, and tested on the other cells. The first warning that a run prints
-(support/collapse_signs.py) is tested, too.
+studies/signs.py defines collapses and signs. Example of a *sign*: the median of the entropy over 3
+iterations is more than 1.5 times its median over iterations 1 to 5. A sign predicts a collapse if
+it begins no later than the last evaluation before the collapse. The factor of each sign (1.5 in the
+example) is chosen on the runs of every second pair of method and learning rate, and tested on the
+runs of the other pairs.
 """
 
 from configurator import UserError
@@ -40,10 +38,10 @@ from support.run_folder import write_atomically
 from tools.plotting import tables
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
 
-TOLERANCE = 0.05  # a run that is alive ends at most this far below StarPO's best success
-STARPO = "frozenlake StarPO"  # the method with which all others are compared
-RATE = "2e-3"  # the learning rate of the survival curves
-FAMILIES = {  # beginning of a method's name -> its family in the picture; the first match counts
+TOLERANCE = 0.05  # a run is alive only if it ends at most this far below StarPO's best success
+STARPO = "frozenlake StarPO"
+RATE = "2e-3"  # learning rate of the runs in collapse.png
+FAMILIES = {  # beginning of a method's name -> its line in collapse.png; the first match counts
     "StarPO-S": "StarPO-S and its variants",
     "StarPO with a KL": "StarPO with a KL term",
     "StarPO with": "StarPO with another change",
@@ -51,8 +49,8 @@ FAMILIES = {  # beginning of a method's name -> its family in the picture; the f
     "": "methods since RAGEN",
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
-FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried for the factor of each sign
-SPIKES = (3.0, 10.0)  # a spike is a gradient norm above this multiple of its first level
+FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried by `fit`
+SPIKES = (3.0, 10.0)  # a spike is a grad_norm > factor * median(grad_norm[:FIRST])
 
 FOLDER = Path("studies/collapse")
 Row = dict  # the record of one run, see studies/runs.py
@@ -63,8 +61,8 @@ class Verdict:
     """How well a sign of collapse predicts the collapses of some runs."""
 
     num_collapsed: int = 0  # runs that collapse
-    num_predicted: int = 0  # runs whose sign begins by the last evaluation before the collapse
-    num_late: int = 0  # collapsing runs whose sign begins only after this evaluation
+    num_predicted: int = 0  # runs whose sign begins by the last evaluation before a collapse
+    num_late: int = 0  # runs that collapse and whose sign begins too late to predict the collapse
     num_alarmed: int = 0  # num_predicted + runs without a collapse that show the sign
     num_false: int = 0  # beginnings of the sign in runs without a collapse
     num_healthy: int = 0  # iterations of runs without a collapse
@@ -72,12 +70,10 @@ class Verdict:
 
     @property
     def precision(self) -> float:
-        """The share of alarms (num_alarmed) that are followed by a collapse; 0 without an alarm."""
         return self.num_predicted / max(1, self.num_alarmed)
 
     @property
     def recall(self) -> float:
-        """The share of collapses that the sign predicts; 0 without a collapse."""
         return self.num_predicted / max(1, self.num_collapsed)
 
     @property
@@ -96,7 +92,7 @@ class Verdict:
 
 def num_updates(row: Row) -> int:
     """Return the number of iterations in which the filter kept a group and the rewards inside
-    some group differed. If the filter kept no group, the gradient norm is None."""
+    some group differed."""
     count = 0
     series = row["series"]
     for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
@@ -108,8 +104,7 @@ def num_updates(row: Row) -> int:
 
 
 def is_alive(row: Row, starpo: Row) -> bool:
-    """Whether a run is alive at its end. It must not have collapsed. It must make at least as many
-    updates as `starpo`, and end at most TOLERANCE below the best success of `starpo`.
+    """Whether a run does not collapse, makes enough updates, and ends near StarPO's best success.
 
     Args: starpo: the run of StarPO with the same seed and learning rate."""
     successes = tables.series(row)["eval_success"]
@@ -154,7 +149,7 @@ def first_warning(row: Row) -> list[int]:
 
 
 def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
-    """Return the sign whose factor has the best F1 on these runs; of equals, the largest factor."""
+    """Return the sign with the factor whose F1 on these runs is best; of equals, the largest."""
     signs = [Sign(metric, rises, factor) for factor in FACTORS]
     return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
 
@@ -163,9 +158,7 @@ def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
 
 
 def first_spike(row: Row, factor: float) -> int | None:
-    """Return the first iteration whose gradient norm exceeds `factor` times its first level.
-
-    Iterations 1 to FIRST, which define the first level, do not count. None without a spike."""
+    """Return the first iteration > FIRST with a norm > factor * first_level(norms), or None."""
     norms = row["series"]["grad_norm"]
     first = first_level(norms)
     if first <= 0:
@@ -178,12 +171,10 @@ def first_spike(row: Row, factor: float) -> int | None:
 
 
 def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
-    """Return a Markdown table of the collapses of runs with and without a spike.
-
-    Each of SPIKES has two lines: one for the cells in which some run collapses, one for the rest.
+    """Return a Markdown table: how many runs with a gradient spike collapse, how many without.
 
     Args: cells: the runs of each method at each learning rate."""
-    with_collapse = []  # runs of cells in which some run collapses
+    with_collapse = []
     without_collapse = []
     for rows in cells:
         some_collapse = any(collapse_iteration(row) is not None for row in rows)
@@ -205,7 +196,7 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
     num_then_collapse = 0
     num_no_collapse = 0
     num_after_collapse = 0
-    collapsed_without_spike = []  # for each run without a spike, whether it collapses
+    collapsed_without_spike = []
     for row in rows:
         collapse = collapse_iteration(row)
         spike = first_spike(row, factor)
@@ -213,7 +204,7 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
             collapsed_without_spike.append(collapse is not None)
         elif collapse is None:
             num_no_collapse += 1
-        elif spike <= collapse:  # in an iteration, the evaluation comes after the update
+        elif spike <= collapse:  # an iteration is evaluated after its update
             num_then_collapse += 1
         else:
             num_after_collapse += 1
@@ -236,7 +227,7 @@ def survival(rows: Sequence[Row]) -> np.ndarray:
 
 
 def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:
-    """Return the runs at learning rate RATE, by the family of their method."""
+    """Return family of methods -> its runs at the learning rate RATE."""
     found: dict[str, list[Row]] = {}
     for label, rows in curves.items():
         method, rate = label.removeprefix("frozenlake ").split(" at ")
@@ -247,7 +238,6 @@ def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:
 
 
 def draw_survival(path: Path, curves: dict[str, list[Row]]) -> None:
-    """Draw the share of runs that have not collapsed, with a line for each family of methods."""
     looks = {}
     with picture(path, width=6.5, height=4.0) as figure:
         axes = figure.subplots()
@@ -280,7 +270,7 @@ def main(argv: list[str]) -> None:
 
 
 def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
-    """Return the tables of methods, signs and spikes, by name.
+    """Return name of a table in README.md -> the table.
 
     Args: curves: "frozenlake METHOD at RATE" -> rows."""
     fitted = []
@@ -296,7 +286,6 @@ def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
 
 
 def method_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """Return a Markdown table with a row for every method and learning rate."""
     lines = []
     for label, rows in curves.items():
         rate = label.split(" at ")[1]

@@ -20,8 +20,7 @@ from studies.collapse.survival import (
 
 
 def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
-    """Return a row (the record of a run) with the success `start` before RL, and with `successes`
-    after every 5 iterations."""
+    """Return the record of a run with success `start` before RL, and `successes` at 5, 10, ..."""
     count = 5 * len(successes)
     metrics = dict.fromkeys(collapse.SIGNS, [1.0] * count)
     known = {**metrics, **series}
@@ -42,9 +41,9 @@ def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
         ([0.7, 0.9, 0.69, 0.5, 0.3], 15),  # 0.69 is the first value below 0.9 - 0.2
         ([0.7, 0.9, 0.71, 0.5, 0.3], 20),
         ([0.7, 0.9, 0.3, 0.8, 0.9], None),  # the run recovers
-        ([0.9, 0.3, 0.8, 0.6, 0.6], 20),  # the run recovers once and then falls until the end
+        ([0.9, 0.3, 0.8, 0.6, 0.6], 20),  # a recovery, then a fall until the end
         ([0.7, 0.8, 0.9, 0.3], None),  # one low evaluation is not enough
-        ([0.29, 0.2, 0.1], 5),  # the best success is 0.5, before RL
+        ([0.29, 0.2, 0.1], 5),  # success is 0.5 before RL
         ([0.5, 0.6, 0.7], None),
         ([0.7, 0.5, 0.5], 10),  # a fall of 20 points, although 0.7 - 0.5 < 0.2 in floats
     ],
@@ -58,7 +57,7 @@ def test_a_run_is_alive_if_it_updates_and_ends_near_the_best_of_starpo():
     assert num_updates(starpo) == 15
     assert is_alive(make_row([0.8, 0.85]), starpo) is False  # ten updates are too few
     assert is_alive(make_row([0.8, 0.85, 0.86]), starpo)
-    assert not is_alive(make_row([0.8, 0.8, 0.84]), starpo)  # the run ends 6 points below 0.9
+    assert not is_alive(make_row([0.8, 0.8, 0.84]), starpo)  # 6 points below 0.9
     assert not is_alive(starpo, starpo)
 
 
@@ -70,13 +69,13 @@ def test_an_update_without_differing_rewards_does_not_count():
 
 
 def test_a_sign_begins_when_the_level_has_left_the_first_one():
-    """The first level is 1. The median of the last 3 values exceeds 2 in iterations 17 to 21."""
+    """The median of the last 3 values is above 2 in iterations 17 to 21, and 1 before."""
     values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
     row = make_row([0.5] * 6, entropy=values)
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
     assert beginnings(row, Sign("entropy", True, 5.0)) == []
     assert beginnings(row, Sign("entropy", False, 1.25)) == []
-    negative = make_row([0.5] * 6, entropy=[-1.0] * 30)  # the first level is not above 0
+    negative = make_row([0.5] * 6, entropy=[-1.0] * 30)  # a sign needs a first level above 0
     assert beginnings(negative, Sign("entropy", False, 2.0)) == []
     falling = make_row([0.5] * 6, entropy=[1 / value if value else None for value in values])
     assert beginnings(falling, Sign("entropy", False, 2.0)) == [17]
@@ -88,13 +87,13 @@ def test_a_sign_is_judged_by_what_follows_it():
     late = [1.0] * 27 + [3.0] * 3
     fall = [0.9, 0.9, 0.9, 0.9, 0.3, 0.3]  # collapses at iteration 25
     rows = [
-        make_row(fall, entropy=rises),  # predicted at 17, eight iterations before the collapse
-        make_row(fall, entropy=flat),  # missed
-        make_row(fall, entropy=late),  # missed: the sign comes after the collapse
+        make_row(fall, entropy=rises),  # the sign begins at 17
+        make_row(fall, entropy=flat),  # no sign
+        make_row(fall, entropy=late),  # the sign comes after the collapse
         make_row([0.9] * 6, entropy=rises),  # a false alarm
         make_row([0.9] * 6, entropy=flat),
     ]
-    # the last good evaluation is at 20, so a sign at 21 is too late
+    # the last evaluation before the collapse is at 20, so a sign that begins at 21 is too late
     barely = [1.0] * 19 + [3.0] * 11
     assert judge(Sign("entropy", True, 2.0), [make_row(fall, entropy=barely)]).num_predicted == 0
     verdict = judge(Sign("entropy", True, 2.0), rows)
@@ -123,13 +122,12 @@ def test_the_factor_with_the_best_f1_is_chosen():
         make_row(fall, entropy=[1.0] * 15 + [3.5] * 15),
         make_row([0.9] * 6, entropy=[1.0] * 15 + [1.8] * 15),
     ]
-    # The factor 1.5 gives a false alarm, and 4 misses the collapse. Of 2 and 3, `fit` takes 3.
+    # With a factor of 1.5 the second run is a false alarm. With 4 the collapse is missed.
     assert fit("entropy", True, rows) == Sign("entropy", True, 3.0)
 
 
 def test_a_run_may_go_on_after_a_spike_of_the_gradient():
-    """The first level of the gradient norm is 1. A norm of 4 is above 3 times this level, and below
-    10 times."""
+    """A norm of 4 after norms of 1 is a spike for a factor of 3, but not for a factor of 10."""
     fall = [0.9, 0.9, 0.3, 0.3]  # collapses at iteration 15 of 20
 
     def spike_at(iteration):
@@ -140,10 +138,10 @@ def test_a_run_may_go_on_after_a_spike_of_the_gradient():
         make_row(fall, grad_norm=spike_at(16)),  # after the collapse
         make_row(fall),
         make_row([0.9] * 4, grad_norm=spike_at(6)),
-        make_row([0.9] * 4, grad_norm=spike_at(5)),  # iterations 1 to 5 set the first level
+        make_row([0.9] * 4, grad_norm=spike_at(5)),  # iterations 1 to 5 cannot have a spike
         make_row([0.9] * 4, grad_norm=[1.0] * 10 + [None] * 10),
     ]
-    unknown = make_row(fall, grad_norm=[None] * 5 + [4.0] * 15)  # there is no first level
+    unknown = make_row(fall, grad_norm=[None] * 5 + [4.0] * 15)  # no norm in iterations 1 to 5
     assert collapse.first_spike(unknown, 3.0) is None
     assert [collapse.first_spike(row, 3.0) for row in rows] == [14, 16, None, 6, None, None]
     quiet = [make_row([0.9] * 4, grad_norm=spike_at(7)), make_row([0.9] * 4)]
@@ -167,20 +165,20 @@ def test_the_page_counts_collapses_and_survivors():
     }
     text = collapse.page_tables(curves)["methods"]
     assert "| StarPO at 2e-3 | 0, 1 | 15, 15 | 0 of 2 | 90, 90 | 30, 30 | 20, 20 |" in text
-    # StarPO has no run with seed 2, so only two runs of KL are compared
+    # StarPO has no run with seed 2, so the alive runs of KL are counted among seeds 0 and 1
     assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
 
 
 def test_the_page_shows_how_thoughts_fade():
     shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
     row = make_row([0.9, 0.9], thought_true_frac=shares)
-    # the medians of 10 50 70 80 90 and of 0 20 30 40 50
+    # 70 is the median of 10 50 70 80 90, and 30 that of 0 20 30 40 50
     assert collapse.true_thoughts(row) == "70 to 30"
 
 
 def test_without_runs_the_page_stays(monkeypatch):
     monkeypatch.setattr(collapse, "rows_of", lambda curves, scale: dict.fromkeys(curves, []))
-    monkeypatch.setattr(collapse, "write_atomically", None)  # a call would fail
+    monkeypatch.setattr(collapse, "write_atomically", None)  # a call would raise TypeError
     with pytest.raises(UserError, match="no run is finished; start them with"):
         collapse.main([])
 

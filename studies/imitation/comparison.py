@@ -5,10 +5,10 @@
     python -m studies.imitation.comparison frozenlake sokoban --draw=True  # no runs, only the page
     python -m studies.imitation.comparison frozenlake --show=True  # print the recorded rows
 
-Every model and scripted player plays the 256 fixed prompts 16 times. The result is a *row*, a JSON
-file in studies/imitation/rows/: settings, commit, cost, and for every prompt the number of games
-won. From the rows the script writes studies/imitation/table.md. An interrupted run continues, and a
-finished row is not repeated. Rows from other weights than those in base/ are ignored.
+Every model and scripted player plays 16 games on each of 256 fixed prompts. A *row* is a JSON file
+in studies/imitation/rows/ with settings, commit, costs, and games won on each prompt. The script
+writes studies/imitation/table.md from the rows. It ignores rows that were made with other weights
+than the present ones in base/.
 """
 
 from configurator import UserError, load_config
@@ -44,27 +44,27 @@ from support.terminal import run_main
 from tools.crowd import SHARES, play_crowd
 from tools.plotting import tables
 
-SAMPLES = 16  # games of every prompt
+SAMPLES = 16  # games on each prompt
 OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}
 FOLDER = Path("studies/imitation")
 ROWS = FOLDER / "rows"
 BASE = "base, before RL"
-BEST = ("tiny_best",)  # overlay for PPO, GRPO, GiGPO and SAMPO in grid worlds
+BEST = ("tiny_best",)  # config/recipes/tiny_best.py
 
-PLAYERS = {  # name of a player in eval.py -> its name on the page
+PLAYERS = {  # name of a player in eval.py -> its name in table.md
     "random, closed loop": "random, ten turns of one action",
     "greedy, closed loop": "greedy, ten turns of one action",
     "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
-OTHER_PLAYERS = {  # the same for environments without a grid
+OTHER_PLAYERS = {  # for environments without a grid
     "random, closed loop": "random",
     "optimal, closed loop": "reference player",
 }
 
 
 class Method(NamedTuple):
-    """How a model is trained: by SFT if `curve` has an SFT stage, then by RL if `has_rl`."""
+    """How a model is trained: by SFT if `curve.sft` is given, then by RL if `has_rl`."""
 
     curve: Curve
     has_rl: bool = True
@@ -74,21 +74,21 @@ class World(NamedTuple):
     """An environment, and the methods that train models for it."""
 
     title: str
-    files: tuple[str, ...]  # names of files in config/: the environment and its limits
+    files: tuple[str, ...]  # names of the files in config/ that set the environment
     methods: dict[str, Method]  # name of its row in table.md -> method
-    headline: str  # the method with which all rows are compared
-    overlays: tuple[str, ...] = ()  # names of files in config/ that come after models/tiny.py
+    headline: str  # the method whose success is compared with that of each row
+    overlays: tuple[str, ...] = ()  # names of config files that are read after models/tiny.py
 
 
 def methods_of(
     name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
 ) -> dict[str, Method]:
-    """Return the methods of one grid world, by the name of their row in table.md.
+    """Return name of the row in table.md -> method, for one grid world.
 
     Args:
-        name: the files are config/NAME_ppo.py and config/NAME_grpo.py.
-        overlays: names of further files in config/.
-        crowd_steps, planner_steps: steps of SFT on the players of the corpus, and on the planner.
+        name: PPO reads config/NAME_ppo.py, and GRPO reads config/NAME_grpo.py.
+        crowd_steps: steps of SFT on games of all scripted players of tools/crowd.py.
+        planner_steps: steps of SFT on games of the planner.
         overrides: settings of RL.
     """
     ppo = (f"{name}_ppo", *overlays)
@@ -106,12 +106,12 @@ def methods_of(
 
 
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
-    """Return StarPO-S, and two methods that were published after it: GiGPO and SAMPO.
+    """Return name of the row in table.md -> method, for StarPO-S, GiGPO and SAMPO.
 
     Args:
-        star_po_s, later: iterations of StarPO-S and of the later methods, chosen to take about the
-            CPU time of PPO.
-        overrides: settings of the later methods.
+        star_po_s: number of RL iterations of StarPO-S.
+        later: number of RL iterations of GiGPO, and of SAMPO.
+        overrides: settings of GiGPO and SAMPO.
     """
     ppo = (f"{name}_ppo",)
     grpo = (f"{name}_grpo",)
@@ -124,23 +124,22 @@ def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict
 
 
 def demonstrations(files: tuple[str, ...], player: str, steps: int) -> Curve:
-    """Return an SFT stage on games of a player: "crowd" (the corpus players) or "planner"."""
+    """Return SFT on games of the planner (player="planner") or of all players ("crowd")."""
     overrides = {"sft_batch_size": 16, "eval_every": steps, "sft_steps": steps}
     return Curve(files, {**overrides, "sft_player": player})
 
 
 def imitation_of(stage: Curve) -> Method:
-    """Return the method of SFT without RL."""
     return Method(Curve((), {}, sft=stage), has_rl=False)
 
 
 def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: object) -> World:
-    """Return a game that the base model has never seen: SFT on its reference player, then RL.
+    """Return a game with two methods: SFT on games of a reference player, and this SFT before RL.
 
     Args:
-        name: the file is config/NAME.py.
-        sft: settings of SFT. It has few steps, so that RL has something to improve.
-        rl: the RL method in the name of the row; config/NAME.py sets the estimator.
+        name: the game and its RL method are set in config/NAME.py.
+        sft: settings of SFT, with few steps, so that RL has something to improve.
+        rl: PPO or GRPO, only for the name of the row.
         overrides: settings of RL.
     """
     overlays = ("tiny_new_game",)
@@ -153,8 +152,8 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
     return World(title, (name,), methods, headline, overlays)
 
 
-# Sokoban games are longer than FrozenLake games, so an iteration plays fewer games. Rewards and the
-# format penalty are ten times larger.
+# On FrozenLake, RL has 32 groups, because games are shorter than in Sokoban, and a penalty of -0.1,
+# because rewards are a tenth of those in Sokoban.
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
@@ -251,16 +250,16 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Make the missing rows of a world: train the models, and play the games.
+    """Train and evaluate the methods of a world whose rows are missing.
 
-    Args: only: the name of a row, or a part of the names of several rows.
+    Args: only: the name of a row, or a part of the names of several rows; "" chooses all rows.
     Raises: UserError if no row has such a name."""
     world = WORLDS[name]
     known = ("players", BASE, *world.methods)
     chosen = [only] if only in known else [row for row in known if only in row]
     if not chosen:
         raise UserError(f"--only={only} matches none of the rows of {name}: {'; '.join(known)}")
-    commit = git_commit()  # before the runs: it may change meanwhile
+    commit = git_commit()  # before the runs, because the user may commit meanwhile
     if "players" in chosen and not is_finished(name, "players", 0):
         write_row(name, "players", 0, {"wins": wins_of_players(world)}, commit)
     if BASE in chosen and not is_finished(name, BASE, 0):
@@ -272,9 +271,9 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
 
 
 def run_method(world: World, method: Method, seed: int) -> dict:
-    """Train a model and let it play. Returns: the contents of its row (JSON file).
+    """Train a model and play its games. Returns: commands, settings, costs, games won by prompt.
 
-    Raises: UserError if a command fails."""
+    Raises: UserError if a training command fails."""
     commands = []
     if method.curve.sft:
         commands.append(sft_command(method.curve, "tiny", seed))
@@ -327,9 +326,9 @@ def wins_of_players(world: World) -> dict[str, list[int]]:
 
 
 def play_prompts(world: World, what: str) -> dict[str, list[int]]:
-    """Run eval.py. Returns: model or player -> the number of games that it wins on each prompt.
+    """Return model or player -> the number of games that it wins on each prompt in eval.py.
 
-    Args: what: the argument of eval.py that chooses models or players."""
+    Args: what: the argument of eval.py that chooses models or players, such as "--model=tiny"."""
     scores = ROWS / "scores.json"
     scores.parent.mkdir(parents=True, exist_ok=True)
     words = [*game_words(world), what, f"--samples={SAMPLES}", f"--json={scores}"]
@@ -357,7 +356,6 @@ def row_path(world: str, method: str, seed: int) -> Path:
 
 
 def write_row(world: str, method: str, seed: int, row: dict, commit: str | None) -> None:
-    """Write a row (JSON file), with the hash of base/, the commit and the machine."""
     described = {
         **row,
         "samples": SAMPLES,
@@ -369,7 +367,7 @@ def write_row(world: str, method: str, seed: int, row: dict, commit: str | None)
 
 
 def read_row(world: str, method: str, seed: int) -> dict | None:
-    """Read a row (JSON file). None if it is missing or does not come from the weights in base/."""
+    """Read a row (JSON file). None if it is missing, or if base/ had other weights at that time."""
     path = row_path(world, method, seed)
     if not path.exists():
         return None
@@ -385,7 +383,7 @@ def is_finished(world: str, method: str, seed: int) -> bool:
 
 
 def page(names: Sequence[str]) -> str:
-    """Return the text of table.md, with a table for each world that has rows."""
+    """Return the text of table.md: a table for each of the worlds that has rows."""
     parts = [INTRODUCTION]
     for name in names:
         lines = world_lines(name)
@@ -395,7 +393,6 @@ def page(names: Sequence[str]) -> str:
 
 
 def recorded(name: str) -> str:
-    """Return the table of a world for the terminal."""
     title = WORLDS[name].title
     lines = world_lines(name)
     if not lines:
@@ -424,7 +421,7 @@ def world_lines(name: str) -> list[str]:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Format a - b in %, paired by prompt, and by seed if both have equally many seeds.
+    """Format a - b in %. Pairs are equal prompts, and also equal seeds if len(a) == len(b).
 
     Args: a, b: shares of games won, (seeds, prompts)."""
     if len(a) != len(b):
@@ -436,7 +433,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
     """Return name of a row -> (shares of games won, [mean CPU-s, mean sampled tokens]).
 
-    The shares have the shape (seeds, prompts). Players and the base model have costs of 0."""
+    The shares have the shape (seeds, prompts)."""
     found = {}
     players = read_row(name, "players", 0)
     if players:

@@ -1,4 +1,4 @@
-"""Tests of the comparison of RL with imitation: its rows, its costs and its page.
+"""Tests of studies/imitation/comparison.py, most with fake training and fake games.
 
 Run with:  python -m pytest -q studies/imitation/test_comparison.py
 """
@@ -26,7 +26,7 @@ WORLD = comparison.World(
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """Replace training and games by fakes. Returns: the list to which fakes add their calls."""
+    """Replace training and games by fakes, and return the list of their calls."""
     calls = []
 
     def launch(command: Command) -> str:
@@ -65,7 +65,8 @@ def test_a_row_is_trained_and_played_once(lab):
     trained = [call for call in lab if not call.startswith("--")]
     assert trained[0] == sft
     assert trained[1] == "train.py config/frozenlake_ppo.py config/models/tiny.py --seed=0"
-    assert trained[2] == sft  # in real runs, tools.sft does not repeat a finished stage
+    # In real runs, tools.sft skips an SFT that is finished.
+    assert trained[2] == sft
     assert "--learning_rate=0.5" in trained[3] and "--model=out/runs/sft-" in trained[3]
     played = [call for call in lab if call.startswith("--")]
     assert played[:2] == ["--player=random,greedy,optimal", "--model=tiny"]
@@ -81,7 +82,7 @@ def test_only_the_chosen_rows_run(lab):
 
 
 def test_the_name_of_a_row_chooses_this_row_only(lab):
-    """The name "PPO" is also a part of "SFT, then PPO"."""
+    """PPO runs, but "SFT, then PPO" does not run."""
     comparison.run_world("lake", [1], "PPO")
     assert (
         lab[0] == "train.py config/frozenlake_ppo.py config/models/tiny.py --seed=1"
@@ -135,7 +136,7 @@ def write(tmp_path, method, seed, wins, base="abc", **more):
 
 
 def test_the_page_pairs_rows_by_prompt(lab, tmp_path):
-    """PPO wins 48 of 64 games with each seed. Seed 0 of SFT wins 32, seed 1 wins 40."""
+    """Of 64 games, PPO wins 48 with each seed, and SFT wins 32 with seed 0 and 40 with seed 1."""
     for seed in (0, 1):
         costs = {"CPU-s": 100.0 + seed, "sampled tokens": 2000.0}
         write(tmp_path, "PPO", seed, [16, 8, 16, 8], costs=costs)
@@ -150,7 +151,7 @@ def test_the_page_pairs_rows_by_prompt(lab, tmp_path):
     assert rows["PPO"].endswith(" | - | 100 | 2,000 |")
     assert "56.2 [" in rows["SFT"] and "(50.0, 62.5) | 18.8 [" in rows["SFT"]
     assert rows["SFT"].endswith("(25.0, 12.5) | 50 | - |")
-    assert "| 25.0 [" in rows["random"] and "| 50.0 [" in rows["random"]  # PPO - random: 75 - 25
+    assert "| 25.0 [" in rows["random"] and "| 50.0 [" in rows["random"]
     assert rows["random"].endswith(" | - | - |")
 
 
@@ -165,8 +166,6 @@ def test_recorded_rows_are_printed_as_such(lab, tmp_path, capsys):
 
 
 def test_games_are_counted_by_prompt(monkeypatch, tmp_path):
-    """Three prompts, 16 games each: 16, 1 and 0 are won."""
-
     def run(words, **_):
         (path,) = [word[7:] for word in words if word.startswith("--json=")]
         successes = [1] * 16 + [0] * 15 + [1] + [0] * 16
