@@ -1,7 +1,7 @@
 """Draw the algorithm: one iteration from games to new weights, for two small groups.
 
 `python -m studies.readme_pictures` writes the picture to docs/algorithm.png. The scores are
-examples. The advantages are those of GRPO, (R - mean) / std.
+made-up examples. The advantages are those of GRPO, (R - mean) / std.
 """
 
 from pathlib import Path
@@ -53,7 +53,6 @@ def draw_algorithm(path: Path) -> None:
 
 
 def draw_heads(axes: Axes) -> None:
-    """Draw the headings of the columns."""
     heads = {
         GAMES: ("1  Collect", "each group plays one board several times, turn by turn"),
         SCORE: ("2  Score", "R: all rewards"),
@@ -67,7 +66,6 @@ def draw_heads(axes: Axes) -> None:
 
 
 def draw_group(axes: Axes, group: Group) -> None:
-    """Draw the trajectories and scores of a group, and its advantages if the filter keeps it."""
     scores = np.array(group.scores)
     is_kept = scores.std() > 0
     opacity = 1.0 if is_kept else FADED
@@ -88,7 +86,6 @@ def draw_group(axes: Axes, group: Group) -> None:
 
 
 def draw_trajectory(axes: Axes, y: float, num_turns: int, opacity: float, is_first: bool) -> None:
-    """Draw the prompts and replies of a trajectory as blocks, with labels if `is_first`."""
     x = GAMES
     for turn in range(num_turns):
         prompt = "board" if is_first else ""
@@ -111,7 +108,6 @@ def draw_block(
     text_color: str,
     opacity: float = 1.0,
 ) -> None:
-    """Draw a bar from x to x + width at height y, with a centred text."""
     axes.barh(
         y, width, left=x, height=2.3, color=color, alpha=opacity, edgecolor="white", linewidth=1
     )
@@ -119,7 +115,6 @@ def draw_block(
 
 
 def draw_key(axes: Axes) -> None:
-    """Draw a legend for the two colours of tokens."""
     draw_block(axes, GAMES, 0.5, ENV_WIDTH, "", READ, "black")
     axes.text(GAMES + 6, 0.4, "tokens of the environment: read only", fontsize=9, va="center")
     draw_block(axes, GAMES, -2.7, ENV_WIDTH, "", TRAINED, "white")
@@ -127,7 +122,6 @@ def draw_key(axes: Axes) -> None:
 
 
 def draw_update(axes: Axes) -> None:
-    """Draw the text of step 5, an arrow to it from step 4, and an arrow back to step 1."""
     middle = GROUPS[0].y - 1.5 * ROW
     text = "blue tokens get more\nlikely at +0.87, and\nless likely at -0.87"
     box = {"boxstyle": "round,pad=0.5", "facecolor": "#eaf2f8", "edgecolor": TRAINED}

@@ -121,7 +121,8 @@ def draw_flagship(path: Path) -> None:
 
 
 def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
-    """Draw a bar with its 95 % interval for each row of BARS. Several seeds also have a dot each.
+    """Draw the mean success and its 95 % interval for each row of BARS. If a row has several seeds,
+    draw a dot for each seed.
 
     Args: rates: row -> share of won games, (seeds, prompts)."""
     for place, (row, (_, color)) in enumerate(BARS.items()):
@@ -141,7 +142,6 @@ def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
 
 
 def draw_references(axes: Axes, rates: dict[str, np.ndarray]) -> list[Label]:
-    """Draw a line for each reference player. Returns: the labels of the lines."""
     labels = []
     for row, label in REFERENCES.items():
         success = 100 * float(rates[row].mean())
@@ -154,7 +154,6 @@ def draw_references(axes: Axes, rates: dict[str, np.ndarray]) -> list[Label]:
 
 
 def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -> None:
-    """Write an animation of a game of a run, and a screenshot of the run's page."""
     data = load_runs([run])
     draw_gif(data, find_game(data, is_long_success), animation)
     print(f"wrote {animation}")

@@ -45,7 +45,7 @@ OPTIONS = {
 
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
-    """Read the command line. Returns: names of figures, options, seeds."""
+    """Return the names of figures, the options and the seeds on the command line."""
     names, options = read_names(argv, FIGURES, OPTIONS)
     options["scale"] = choose_scale(names, options["scale"])
     if options["jobs"] < 0:
@@ -168,7 +168,6 @@ def run_job(job: Job) -> str:
 
 
 def sft_stages(jobs: Sequence[Job]) -> list[Command]:
-    """Return the different commands of the SFT stages that the jobs need."""
     stages = dict.fromkeys(job.sft_command() for job in jobs)
     return [stage for stage in stages if stage]
 
@@ -189,7 +188,7 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     """Estimate the hours of a run, without its SFT stage. If other seeds of the run are finished,
-    their time counts."""
+    use the mean of their seconds per iteration."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)

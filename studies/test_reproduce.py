@@ -86,7 +86,7 @@ def refuse_to_launch(monkeypatch):
 
 
 def record_launches(monkeypatch, exit_code=0):
-    """Make launches run nothing. Returns: the list to which they add their commands."""
+    """Return a list to which each launch adds its command, instead of running the command."""
     launched = []
 
     def record(words, **_):
@@ -137,14 +137,13 @@ def test_every_experiment_is_a_valid_run(scale):
 
 @pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_curves_of_a_figure_are_different_runs(name):
-    """`curve` drops overrides that equal a default. This could make two curves equal."""
+    """`curve` drops overrides that equal a default, which could make two curves equal."""
     curves = reproduce.FIGURES[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
 
 
 def check_start(config, sft_stage, scale):
-    """Assert that a run starts from the model of its SFT stage, or else from the scale's model."""
     assert config.seed == 1
     if sft_stage:
         assert config.model == f"{sft_stage.out_dir}/model"
@@ -154,7 +153,7 @@ def check_start(config, sft_stage, scale):
 
 
 def differences(one, other, scale="tiny"):
-    """Return the settings in which two curves differ. Args: one, other: (figure, label) of each."""
+    """Return the settings in which two curves, (figure, label) each, differ."""
     a = asdict(settings_of(curve_of(*one), scale, 0))
     b = asdict(settings_of(curve_of(*other), scale, 0))
     return {key for key in a if a[key] != b[key]}
@@ -315,7 +314,8 @@ def test_table_by_hand(results):
     head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
-    # After RL, two seeds win 3 and 4 of 4 games. Before RL both are one model, which wins 1 of 4.
+    # After RL, the two seeds win 3 and 4 of 4 games. Before RL, the two seeds are one model, which
+    # wins 1 of 4 games.
     low, high = wilson_interval(1, 4)
     assert row["start"] == f"25.0 [{100 * low:.1f}, {100 * high:.1f}]"
     ends = np.array([SUCCESSES["after RL"], second["after RL"]])
@@ -361,7 +361,7 @@ def test_points_of_two_seeds(results, monkeypatch):
     reproduce.show("fig6", "tiny")
     lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # Each seed has two evaluations. Seed 0 has one value for each metric, seed 1 has two rewards.
+    # Each seed has two evaluations. Seed 0 has one value of each metric, seed 1 two rewards only.
     assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",
@@ -617,7 +617,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
 
 
 def test_what_a_run_writes_does_not_identify_it(results):
-    """A row is found although it has `num_samples`, a former setting that chose what to record."""
+    """`num_samples` is a former setting, which chose what to record."""
     trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
     (path,) = (results / "rows").iterdir()

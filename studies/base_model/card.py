@@ -2,7 +2,7 @@
 
     python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
-The argument is the curve.jsonl of pretrain.py, with a row for every probed step.
+The argument is the curve.jsonl that pretrain.py writes, with a row for every probed step.
 """
 
 from configurator import UserError

@@ -54,11 +54,10 @@ def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, i
 
 
 def spread_out(records: Sequence[dict], count: int) -> list[dict]:
-    """Return up to `count` records at equal distances, to show replies of several groups."""
+    """Return up to `count` records, at equal distances so that they come from several groups."""
     distance = max(1, len(records) // count)
     return list(records[::distance][:count])
 
 
 def first_reply(record: dict) -> str:
-    """Return the reply of the first turn of a trajectory as one line."""
     return printable(" ".join(record["turns"][0]["response"].split()), limit=240)

@@ -98,7 +98,8 @@ def test_the_update_of_the_untrained_model(monkeypatch, capsys):
 
 
 def test_operations_of_an_update():
-    """6 body weights (2 x 3) for 7 tokens, 10 head weights (5 x 2) for 4 sampled tokens."""
+    """All 7 tokens use the 2 x 3 weights of the body. The 4 sampled tokens use the 5 x 2 of the
+    head, too."""
     model = torch.nn.Module()
     model.embed = torch.nn.Embedding(5, 2)
     model.up = torch.nn.Linear(2, 3, bias=False)
