@@ -18,7 +18,7 @@ GOOD, BAD = COLORS[2], COLORS[1]  # colours of advantages above and below 0
 FADED = 0.35  # opacity of a group that the filter drops
 # left ends of the columns; the picture is 100 wide
 GAMES, SCORE, FILTER, ADVANTAGE, UPDATE = 8, 50.5, 60.5, 71.5, 86
-ENV_WIDTH, REPLY_WIDTH = 4.6, 9.0  # widths of a prompt and of a reply
+ENV_WIDTH, REPLY_WIDTH = 4.6, 9.0
 ROW = 3.1  # vertical distance between two trajectories
 HEAD_Y = 40.5
 
@@ -39,7 +39,6 @@ GROUPS = (
 
 
 def draw_algorithm(path: Path) -> None:
-    """Draw the five steps of an iteration: collect, score, filter, advantages, update."""
     with picture(path, width=10, height=4.6) as figure:
         axes = figure.subplots()
         axes.set(xlim=(0, 100), ylim=(-5, 43))

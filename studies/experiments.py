@@ -96,7 +96,6 @@ def compare(
 
 # ---------- arXiv 2504.20073
 
-# metrics that the figures draw
 EVALUATION = ("eval_success",)
 TRAINING = ("success",)
 COLLAPSE_SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
@@ -121,7 +120,6 @@ def online_k(num_epochs: int) -> Curve:
 
 
 def responses_per_prompt(group_size: int) -> Curve:
-    """Return a curve with 128 trajectories an iteration, in groups of `group_size`."""
     num_groups = 128 // group_size
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
@@ -196,7 +194,6 @@ def collapsing() -> dict[str, Curve]:
 
 
 def collapse_cell(*overlays: str, **overrides: object) -> Curve:
-    """Return GRPO on FrozenLake with tiny_collapse.py, then `overlays` and `overrides`."""
     return Curve(("frozenlake_grpo",), overrides, overlays=("tiny_collapse", *overlays))
 
 
@@ -309,7 +306,6 @@ def thinking(env: str) -> dict[str, Curve]:
 
 
 def quest_sft(**overrides: object) -> Curve:
-    """Return an SFT stage on quests, in which the policy sees only the current turn."""
     return curve("quest_ppo", "single_turn", sft_steps=1000, sft_batch_size=8, **overrides)
 
 

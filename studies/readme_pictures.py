@@ -102,7 +102,6 @@ def train() -> None:
 
 
 def draw_flagship(path: Path) -> None:
-    """Draw success before RL, after RL and of reference players, a panel for each environment."""
     with picture(path, width=8.6, height=4.2) as figure:
         panels = figure.subplots(1, len(WORLDS))
         panel_labels = []
@@ -176,14 +175,12 @@ def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
 
 
 def is_long_success(trajectory: dict) -> bool:
-    """Whether a game was won after RL in three turns, with a slip in the first turn."""
     turns = trajectory["turns"]
     is_long = trajectory["when"] == "after RL" and len(turns) == 3
     return is_long and trajectory["success"] and slips_in(turns[0])
 
 
 def is_unlucky_loss(trajectory: dict) -> bool:
-    """Whether a game of iteration 20 was lost in one turn, with a slip, in a kept group."""
     turns = trajectory["turns"]
     is_short = trajectory["when"] == "iteration 20" and len(turns) == 1
     return is_short and trajectory["kept"] and not trajectory["success"] and slips_in(turns[0])

@@ -45,7 +45,6 @@ OPTIONS = {
 
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
-    """Return the names of figures, the options and the seeds on the command line."""
     names, options = read_names(argv, FIGURES, OPTIONS)
     options["scale"] = choose_scale(names, options["scale"])
     if options["jobs"] < 0:
@@ -130,7 +129,6 @@ def main(argv: list[str]) -> None:
 def chosen_jobs(
     names: Sequence[str], only: str, scale: str, seeds: Sequence[int]
 ) -> dict[Config, Job]:
-    """Return settings -> job, for curves whose label contains `only`."""
     curves = []
     for name in names:
         curves += FIGURES[name].curves.items()

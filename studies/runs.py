@@ -91,10 +91,8 @@ def run(curve: Curve, scale: str, seed: int) -> str:
 
 
 def launch(command: Command) -> str:
-    """Start or continue a command and wait for its end. The command's output goes to OUT_DIR.log.
-
-    Returns: the failure in words; '' after success.
-    """
+    """Start or continue a command and wait for its end. Returns: the failure in words; '' after
+    success."""
     out_dir = command.out_dir
     log = Path(f"{out_dir}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +185,6 @@ def evaluations_of(steps: Sequence[dict]) -> dict[int, float]:
 
 
 def rounded(values: Sequence[float | None]) -> list[float | None]:
-    """Round values to five significant digits."""
     return [value if value is None else float(f"{value:.5g}") for value in values]
 
 

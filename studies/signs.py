@@ -57,7 +57,6 @@ def last_good_evaluation(row: Row) -> int:
 
 
 def first_level(values: list[float | None]) -> float:
-    """Return the median of a metric over iterations 1 to 5; 0 if none of them has a value."""
     known = [value for value in values[:FIRST] if value is not None]
     return median(known) if known else 0.0
 

@@ -1,7 +1,4 @@
-"""Tests of readme_pictures.py, of diagram.py, and of the pictures and numbers in README.
-
-python -m pytest -q studies/test_readme_pictures.py
-"""
+"""Tests of readme_pictures.py, of diagram.py, and of the pictures and numbers in README."""
 
 from configurator import UserError
 

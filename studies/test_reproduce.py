@@ -1,7 +1,4 @@
-"""Tests of studies/reproduce.py and the modules that it uses.
-
-python -m pytest -q studies/test_reproduce.py
-"""
+"""Tests of studies/reproduce.py and the modules that it uses."""
 
 from configurator import Config, UserError
 
@@ -27,7 +24,7 @@ from tools import sft
 from tools.plotting import plots, tables
 
 ROOT = Path(reproduce.__file__).resolve().parent.parent
-# Wins of the reference players and of the policy on four instances.
+# Wins (1) and losses (0) of the reference players and of the policy on four instances.
 SUCCESSES = {
     "random, closed loop": [1, 1, 0, 0],
     "greedy, closed loop": [1, 1, 0, 0],
@@ -561,7 +558,6 @@ ENV_SETTINGS = ("env", "max_turns", "actions_per_traj", "max_context_tokens", "s
 
 
 def shortened(trained):
-    """Return a curve with two iterations on the bandit, one SFT step and small groups."""
     if trained.sft:
         stage = Curve(trained.sft.files, SMALL | small(trained.sft.overrides))
         return Curve((), small(trained.overrides) | {"num_iterations": 2}, stage)

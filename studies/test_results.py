@@ -1,7 +1,4 @@
-"""Tests of the numbers in README, docs/ and studies/.
-
-python -m pytest -q studies/test_results.py
-"""
+"""Tests of the numbers in README, docs/ and studies/."""
 
 import re
 from dataclasses import asdict

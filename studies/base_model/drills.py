@@ -1,4 +1,4 @@
-"""Drills: dialogues that ask questions about a board. They teach the base model to read boards."""
+"""Drills: dialogues that ask questions about a board, to teach the base model to read boards."""
 
 from configurator import Config
 
@@ -64,7 +64,7 @@ class Drill(Episode):
         return f"{observation}\n{question}?"
 
     def _answer(self, question: str) -> str:
-        """Return the right answer. If the question is an action, execute it."""
+        """Return the right answer; if the question is an action, execute this action."""
         env = self.env
         size = env.size
         kind, *number = question.split()

@@ -15,7 +15,6 @@ from support.terminal import run_main
 
 
 def read_pretraining(argv: list[str]) -> tuple[SftConfig, dict[str, str]]:
-    """Return the settings, and for each setting where its value comes from."""
     config, _, sources = load_config(argv, kind=SftConfig)
     if not config.sft_steps:
         raise UserError(

@@ -1,7 +1,4 @@
-"""Tests of corpus.py, drills.py and the scripted players of tools/crowd.py.
-
-python -m pytest -q studies/base_model/test_corpus.py
-"""
+"""Tests of corpus.py, drills.py and the scripted players of tools/crowd.py."""
 
 from configurator import Config, SftConfig
 

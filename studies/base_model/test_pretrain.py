@@ -1,7 +1,4 @@
-"""Tests of pretrain.py, board_probes.py and the scores of drills.py.
-
-python -m pytest -q studies/base_model/test_pretrain.py
-"""
+"""Tests of pretrain.py, board_probes.py and the scores of drills.py."""
 
 from configurator import UserError
 

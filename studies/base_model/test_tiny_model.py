@@ -1,7 +1,4 @@
-"""Tests of tiny_model.py.
-
-python -m pytest -q studies/base_model/test_tiny_model.py
-"""
+"""Tests of tiny_model.py."""
 
 from configurator import Config
 

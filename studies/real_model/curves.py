@@ -41,7 +41,6 @@ def metrics_of(row: dict) -> list[dict]:
 
 
 def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
-    """Draw the metrics of PANELS. Args: curves: method -> one run for each seed."""
     draw_panels(path, PANELS, curves)
 
 

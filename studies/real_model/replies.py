@@ -21,7 +21,6 @@ def replies_page(runs: dict[str, Path]) -> str:
 
 
 def reply_lines(folder: Path) -> list[str]:
-    """Return a caption and SHOWN replies for each of MOMENTS."""
     rows = {row["step"]: row for row in read_rows(folder / "metrics.jsonl")}
     records = records_by_step(folder)
     recorded = sorted(records.keys() & rows.keys())
@@ -39,7 +38,6 @@ def reply_lines(folder: Path) -> list[str]:
 
 
 def records_by_step(folder: Path) -> dict[int, list[dict]]:
-    """Return iteration -> recorded trajectories."""
     records: dict[int, list[dict]] = {}
     for line in read_text(folder / "trajectories.jsonl").splitlines():
         record = json.loads(line)

@@ -1,7 +1,4 @@
-"""Tests of page.py, replies.py, guess.py, and echo_trap.py (`make echo-trap`).
-
-python -m pytest -q studies/real_model/test_trap_page.py
-"""
+"""Tests of page.py, replies.py, guess.py, and echo_trap.py (`make echo-trap`)."""
 
 from configurator import UserError, load_config
 
@@ -42,8 +39,8 @@ def row_of(successes, lengths, seed=0):
     }
 
 
-# The best success is 1.0, at iteration 5. At iterations 15 and 20 it is more than 0.2 lower, so the
-# run collapses at 15.
+# The best success is 1.0, at iteration 5. At iterations 15 and 20, success is 0.3 and 0.2, so
+# the run collapses at 15.
 LENGTHS = [20] * 7 + [40] * 13
 COLLAPSED = row_of([0.5, 1.0, 0.9, 0.3, 0.2], LENGTHS)
 
@@ -71,7 +68,7 @@ def test_a_sign_is_early_late_or_false():
     longer = page.SIGNS["replies grow by half"]
     # The median length of iterations 7, 8 and 9 is 40, twice the first level.
     assert page.sign_cell(COLLAPSED, longer) == "9: 6 before"
-    # Here the sign begins at 13, after the last good evaluation at 10.
+    # In this run the sign begins at 13, after the last good evaluation at 10.
     late = row_of([0.5, 1.0, 0.9, 0.3, 0.2], [20] * 11 + [40] * 9)
     assert page.sign_cell(late, longer) == "13: late"
     healthy = row_of([0.5, 1.0, 0.9, 1.0, 1.0], LENGTHS)

@@ -81,7 +81,6 @@ def main(argv: list[str]) -> None:
 
 
 def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:
-    """Return the name of a benchmark, the settings and the options on the command line."""
     if not argv or argv[0] not in BENCHMARKS:
         given = argv[0] if argv else "nothing"
         raise UserError(f"give one of {', '.join(BENCHMARKS)}; got {given}")

@@ -42,9 +42,6 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
     Args:
         variants: Name -> function that does the work. If its result has "cpu_s" and "wall_s", they
             replace the times measured here.
-
-    Returns:
-        Variant -> "cpu_s", "wall_s" or another key of the result -> [median, smallest, largest].
     """
     measured = {name: [] for name in variants}
     for _ in range(repeats + 1):

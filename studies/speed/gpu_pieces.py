@@ -10,7 +10,6 @@ from support.terminal import run_main
 
 
 def read_piece(argv: list[str]) -> tuple[str, Config, float]:
-    """Return the name of a piece, the settings and --limit_s on the command line."""
     names = [piece.name for piece in PIECES]
     if not argv or argv[0] not in names:
         given = argv[0] if argv else "nothing"
@@ -170,9 +169,7 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
-    """Return cases with attention by varlen or SDPA, eager or compiled.
-
-    With `packs` 1, the case "varlen, eager" is left out, because the piece `update` measures it."""
+    """Leave out the case "varlen, eager" with `packs` 1, because the piece `update` measures it."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -189,7 +186,6 @@ def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
 
 
 def flagship_cases(config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
-    """Return PPO on FrozenLake, and PPO on Sokoban with the settings of RAGEN's log."""
     model = f"--model={config.model}"
     cases = {}
     for name, arguments in {
@@ -402,7 +398,7 @@ def random_config(config: Config, device: torch.device, engine: str) -> Config:
 def time_iterations(
     config: Config, device: torch.device, num_iterations: int, deadline: float
 ) -> Values:
-    """Time up to `num_iterations` iterations of train.py. After `deadline` no second one begins.
+    """Time up to `num_iterations` iterations of train.py. After `deadline` no second begins.
 
     The medians leave out the first iteration, unless it is the only one."""
     if not Path(config.model).is_dir() and config.model.endswith("/random_model"):

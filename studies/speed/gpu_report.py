@@ -152,8 +152,6 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
     """Measure the cases of a piece, and add the state of the piece to the results.
 
-    If a process ends early, another process measures the cases that are left.
-
     Args: deadline: value of time.perf_counter() at which the last process must have ended.
     """
     missing = reason_to_skip(piece, config.device)
@@ -201,7 +199,6 @@ def cases_in(states: Sequence[str], piece: Piece, results: Results) -> list[str]
 
 
 def reason_to_skip(piece: Piece, device: str) -> str:
-    """Return why a piece cannot run on this machine; "" if it can."""
     if piece.needs and device == "cpu":
         return "it is measured on GPUs only"
     if piece.needs == "vllm" and importlib.util.find_spec("vllm") is None:
@@ -272,7 +269,6 @@ def write_report(results: Results) -> str:
 
 
 def table_of(piece: Piece, results: Results) -> str:
-    """Return a table of the cases of a piece, or why none was measured."""
     rows = [row for (name, case), row in results.rows.items() if name == piece.name and case]
     if not rows:
         process = results.rows.get((piece.name, ""))

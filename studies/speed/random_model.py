@@ -19,7 +19,6 @@ MAX_LAYERS = 1000  # largest --layers
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:
-    """Return the folder, and --layers or None."""
     layers = None
     folders = []
     for argument in argv:

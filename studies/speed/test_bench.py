@@ -1,7 +1,4 @@
-"""Tests of bench.py and its benchmarks.
-
-python -m pytest -q studies/speed/test_bench.py
-"""
+"""Tests of bench.py and its benchmarks."""
 
 from types import SimpleNamespace
 

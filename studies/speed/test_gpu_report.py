@@ -1,7 +1,4 @@
-"""Tests of studies/speed/gpu_report.py, gpu_pieces.py and bench_gpu.py, on a CPU.
-
-python -m pytest -q studies/speed/test_gpu_report.py
-"""
+"""Tests of studies/speed/gpu_report.py, gpu_pieces.py and bench_gpu.py, on a CPU."""
 
 import json
 import math
