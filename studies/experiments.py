@@ -143,7 +143,7 @@ def collapsing() -> dict[str, Curve]:
     lower rates.
 
     An iteration samples 32 trajectories (dynamic sampling: up to 96). It makes four optimizer steps
-    on 8 trajectories each, or one step on all ("one step" in a name), or eight steps ("two
+    on 8 trajectories each, or one step on all kept ones ("one step" in a name), or eight ("two
     epochs"). StarPO-S keeps 8 of the 32 trajectories, so its four steps have 2 trajectories each.
     Dynamic sampling and SAMPO drop groups of equal rewards, so they may make fewer than four steps.
     The bfloat16 engine is tried at 1e-3, where StarPO does not collapse in float32.

@@ -187,7 +187,7 @@ def is_unlucky_loss(trajectory: dict) -> bool:
 
 
 def slips_in(turn: dict) -> bool:
-    """Whether the agent slipped: it moved in another direction than the action says."""
+    """Whether the agent slipped, that is, moved in another direction than its action says."""
     moves = turn.get("moves", turn["actions"])
     pairs = zip(turn["actions"], moves, strict=True)
     return any(move not in ("", action) for action, move in pairs)

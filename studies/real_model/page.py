@@ -100,7 +100,6 @@ def finished_of(figure: str) -> dict[str, list[Row]]:
 
 
 def shown_runs(curves: dict[str, list[Row]], suffix: str = "") -> dict[str, list[list[dict]]]:
-    """Return method -> runs, for the labels SHOWN + `suffix`."""
     shown = {}
     for name in SHOWN:
         rows = curves.get(name + suffix, [])

@@ -176,7 +176,8 @@ def test_the_table_of_the_game(monkeypatch):
     run = {"method": "StarPO", "seed": 4, "eval_size": 128, "curve": {"0": 0.25, "10": 0.5}}
     run["curve"]["20"] = 0.75
     monkeypatch.setattr(guess, "read_runs", lambda: [run])
-    # Wilson intervals for 32, 64 and 96 wins in 128 games. The mean of one seed has the same ones.
+    # Wilson intervals for 32, 64 and 96 wins in 128 games. With one seed, the mean has the same
+    # intervals as the run.
     cells = "25.0 [18.3, 33.2] | 50.0 [41.5, 58.5] | 75.0 [66.8, 81.7] | - | -"
     of_run, of_method = guess.lines()[2:]
     assert of_run == f"| StarPO, seed 4 | {cells} |"

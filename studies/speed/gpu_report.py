@@ -168,7 +168,7 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
         ending = run_once(piece, config, results, deadline)
         still_waiting = len(cases_in(("waiting",), piece, results))
         has_time = deadline - time.perf_counter() >= MIN_PROCESS_S
-        # If as many cases are waiting as before, the process began none, and another would not.
+        # As many cases waiting as before: the process began none, so another would begin none.
         if still_waiting in (0, num_waiting) or not has_time:
             break
         num_waiting = still_waiting
