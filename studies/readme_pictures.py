@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        browser = open_browser(started)  # opened first: without Chromium, nothing is written
+        browser = open_browser(started)  # first, so that nothing is written if Chromium is missing
         train()
         draw_flagship(DOCS / "flagship.png")
         draw_algorithm(DOCS / "algorithm.png")

@@ -119,7 +119,7 @@ def release_memory(device: torch.device) -> None:
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
     """Return the cases of a piece by name, the most useful first.
 
-    Args: deadline: value of time.perf_counter() after which no second iteration begins.
+    Args: deadline: value of time.perf_counter() after which no iteration begins, except the first.
     """
     if piece == "environment":
         return {"this machine": partial(describe_machine, device)}
@@ -386,7 +386,7 @@ def load_or_build(config: Config, device: torch.device):
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
     """Return settings of PPO on FrozenLake for a model with random weights, small on a CPU.
 
-    Without filter_zero_std, the filter would drop all groups: their scores are equal."""
+    Without filter_zero_std, the filter would drop all groups, because their scores are equal."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":
@@ -398,7 +398,8 @@ def random_config(config: Config, device: torch.device, engine: str) -> Config:
 def time_iterations(
     config: Config, device: torch.device, num_iterations: int, deadline: float
 ) -> Values:
-    """Time up to `num_iterations` iterations of train.py. After `deadline` no second begins.
+    """Time up to `num_iterations` iterations of train.py. After `deadline` no iteration begins,
+    except the first.
 
     The medians leave out the first iteration, unless it is the only one."""
     if not Path(config.model).is_dir() and config.model.endswith("/random_model"):
