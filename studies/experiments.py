@@ -109,7 +109,6 @@ STARPO_S = curve()  # the defaults of Config are StarPO-S
 
 
 def online_k(num_epochs: int) -> Curve:
-    """Return StarPO-S with `num_epochs` passes over the trajectories of each iteration."""
     if num_epochs == 1:
         return STARPO_S
     return curve(

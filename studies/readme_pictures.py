@@ -163,9 +163,7 @@ def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -
 
 
 def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
-    """Return the index of the first trajectory for which `is_wanted` is true.
-
-    Raises: UserError if there is none."""
+    """Raises: UserError if `is_wanted` is true for no trajectory."""
     for number, trajectory in enumerate(data["trajectories"]):
         if is_wanted(trajectory):
             return number

@@ -54,7 +54,6 @@ def curve_of(name, label):
 
 
 def write_row(results, name, trained, seed=0, successes=SUCCESSES, **changes):
-    """Write the row (JSON file) of a run of two iterations, as `runs.run` does."""
     settings = asdict(train_command(trained, "tiny", seed).config())
     row = {
         "command": "python train.py config/models/tiny.py",

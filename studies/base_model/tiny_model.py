@@ -125,10 +125,7 @@ def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def environment_texts() -> list[str]:
-    """Return the texts from which the tokenizer is learned.
-
-    Do not change these texts: the weights in base/ depend on the token ids.
-    """
+    """Do not change the texts: they set the token ids, on which the weights in base/ depend."""
     texts = ["system\nuser\nassistant\n_√_√#√"] * 500
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
     specs = [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]

@@ -13,7 +13,7 @@ MOMENTS = ("start", "best", "end")
 
 
 def replies_page(runs: dict[str, Path]) -> str:
-    """Return a Markdown page. Args: runs: method -> folder of its run."""
+    """Args: runs: method -> folder of its run."""
     lines = ["# Replies", ""]
     for name, folder in runs.items():
         lines += [f"## {name}", "", *reply_lines(folder), ""]
