@@ -1,7 +1,7 @@
 """Draw the algorithm: one iteration from games to new weights, for two small groups.
 
 `python -m studies.readme_pictures` writes the picture to docs/algorithm.png. The scores are
-examples. The advantages are those of GRPO, (R - mean) / std.
+made-up examples. The advantages are those of GRPO, (R - mean) / std.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ GOOD, BAD = COLORS[2], COLORS[1]  # colours of advantages above and below 0
 FADED = 0.35  # opacity of a group that the filter drops
 # left ends of the columns; the picture is 100 wide
 GAMES, SCORE, FILTER, ADVANTAGE, UPDATE = 8, 50.5, 60.5, 71.5, 86
-ENV_WIDTH, REPLY_WIDTH = 4.6, 9.0  # widths of a prompt and of a reply
+ENV_WIDTH, REPLY_WIDTH = 4.6, 9.0
 ROW = 3.1  # vertical distance between two trajectories
 HEAD_Y = 40.5
 
@@ -39,7 +39,6 @@ GROUPS = (
 
 
 def draw_algorithm(path: Path) -> None:
-    """Draw the five steps of an iteration: collect, score, filter, advantages, update."""
     with picture(path, width=10, height=4.6) as figure:
         axes = figure.subplots()
         axes.set(xlim=(0, 100), ylim=(-5, 43))
@@ -53,7 +52,6 @@ def draw_algorithm(path: Path) -> None:
 
 
 def draw_heads(axes: Axes) -> None:
-    """Draw the headings of the columns."""
     heads = {
         GAMES: ("1  Collect", "each group plays one board several times, turn by turn"),
         SCORE: ("2  Score", "R: all rewards"),
@@ -67,7 +65,6 @@ def draw_heads(axes: Axes) -> None:
 
 
 def draw_group(axes: Axes, group: Group) -> None:
-    """Draw the trajectories and scores of a group, and its advantages if the filter keeps it."""
     scores = np.array(group.scores)
     is_kept = scores.std() > 0
     opacity = 1.0 if is_kept else FADED
@@ -88,7 +85,6 @@ def draw_group(axes: Axes, group: Group) -> None:
 
 
 def draw_trajectory(axes: Axes, y: float, num_turns: int, opacity: float, is_first: bool) -> None:
-    """Draw the prompts and replies of a trajectory as blocks, with labels if `is_first`."""
     x = GAMES
     for turn in range(num_turns):
         prompt = "board" if is_first else ""
@@ -111,7 +107,6 @@ def draw_block(
     text_color: str,
     opacity: float = 1.0,
 ) -> None:
-    """Draw a bar from x to x + width at height y, with a centred text."""
     axes.barh(
         y, width, left=x, height=2.3, color=color, alpha=opacity, edgecolor="white", linewidth=1
     )
@@ -119,7 +114,6 @@ def draw_block(
 
 
 def draw_key(axes: Axes) -> None:
-    """Draw a legend for the two colours of tokens."""
     draw_block(axes, GAMES, 0.5, ENV_WIDTH, "", READ, "black")
     axes.text(GAMES + 6, 0.4, "tokens of the environment: read only", fontsize=9, va="center")
     draw_block(axes, GAMES, -2.7, ENV_WIDTH, "", TRAINED, "white")
@@ -127,7 +121,6 @@ def draw_key(axes: Axes) -> None:
 
 
 def draw_update(axes: Axes) -> None:
-    """Draw the text of step 5, an arrow to it from step 4, and an arrow back to step 1."""
     middle = GROUPS[0].y - 1.5 * ROW
     text = "blue tokens get more\nlikely at +0.87, and\nless likely at -0.87"
     box = {"boxstyle": "round,pad=0.5", "facecolor": "#eaf2f8", "edgecolor": TRAINED}

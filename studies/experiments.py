@@ -1,8 +1,8 @@
 """The experiments that `python -m studies.reproduce` runs: figures and tables.
 
-A `Figure` has curves. A `Curve` is a training run that is repeated with several seeds. The folder
-of a run is named after its config files, overrides and seed. Equal runs of two figures share one
-folder.
+A `Figure` compares curves. A `Curve` is a training run that is repeated with several seeds. The
+folder of a run is named after its config files, overrides and seed, so two figures that contain the
+same run share one folder.
 """
 
 from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 class Curve:
     """A training run: names of files in config/, and settings that override these files.
 
-    If `sft` is given, the run starts from the model that this SFT stage trains. The run also uses
-    the files and overrides of the stage. Curves with equal stages share one SFT run for each seed.
+    If `sft` is given, SFT with the files and overrides of `sft` trains the model from which the run
+    starts. The run itself also uses the files and overrides of `sft`.
     """
 
     files: tuple[str, ...]
@@ -33,7 +33,6 @@ class Curve:
     overlays: tuple[str, ...] = ()  # config files that are read after those of the Scale
 
     def combined(self) -> "Curve":
-        """Return a curve with the files and overrides of the SFT stage before the curve's own."""
         if self.sft is None:
             return self
         files = self.sft.files + self.files
@@ -48,12 +47,12 @@ class Figure:
     title: str
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
     curves: dict[str, Curve]  # label -> curve; a label begins with the environment
-    scales: tuple[str, ...] = ("tiny", "full")  # SCALES at which it runs; the first is the default
+    scales: tuple[str, ...] = ("tiny", "full")  # keys of SCALES, the default first
     files: str = ""  # path of its table in studies/ without .md; '' = papers/NAME
 
 
 class Seconds(NamedTuple):
-    """The estimated seconds of the two parts of an iteration."""
+    """Estimated seconds of the rollout and of the optimizer steps."""
 
     rollout: float  # for 128 trajectories
     step: float  # for an optimizer step on 32 trajectories
@@ -66,14 +65,14 @@ class Scale:
     files: tuple[str, ...]  # config files that are read after those of a curve
     jobs: int  # runs at the same time
     seconds: dict[str, Seconds]  # environment -> estimate, for curves without a finished run
-    estimate: str  # source of the estimates of --dry_run, in words
+    estimate: str  # what --dry_run prints as the source of its estimates
 
 
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
-    """Return a curve without the overrides that equal a default of SftConfig.
+    """Return a curve without the overrides that equal a default of SftConfig, so that equal runs
+    have equal folder names.
 
-    Equal runs then have equal folder names. To restore a default that one of the files changes,
-    call `Curve` itself."""
+    If a config file changes a setting and a curve needs the default again, call `Curve` itself."""
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 
@@ -97,7 +96,6 @@ def compare(
 
 # ---------- arXiv 2504.20073
 
-# metrics that the figures draw
 EVALUATION = ("eval_success",)
 TRAINING = ("success",)
 COLLAPSE_SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
@@ -107,13 +105,10 @@ ENVS = ("bandit", "frozenlake", "sokoban")
 GRIDS = ("frozenlake", "sokoban")
 
 STARPO = curve("starpo_vanilla")
-STARPO_S = curve()  # StarPO-S is the default of the settings
+STARPO_S = curve()  # the defaults of Config are StarPO-S
 
 
 def online_k(num_epochs: int) -> Curve:
-    """Return StarPO-S with `num_epochs` passes over the trajectories of an iteration.
-
-    There are 200 passes in all."""
     if num_epochs == 1:
         return STARPO_S
     return curve(
@@ -124,12 +119,11 @@ def online_k(num_epochs: int) -> Curve:
 
 
 def responses_per_prompt(group_size: int) -> Curve:
-    """Return a curve with 128 trajectories an iteration, in groups of `group_size`."""
     num_groups = 128 // group_size
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
-    # The filter would drop groups of one trajectory, because they have no variance. All 128
-    # trajectories form one batch. So an iteration has one optimizer step, as with larger groups.
+    # A group of one trajectory has no variance, so the filter would drop all groups. With a batch
+    # of 128 trajectories, an iteration has one optimizer step, as with larger groups.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,
@@ -144,13 +138,14 @@ def actions_per_turn(k: int) -> Curve:
 
 
 def collapsing() -> dict[str, Curve]:
-    """Return methods at 2e-3, a learning rate at which StarPO collapses, and some at lower rates.
+    """Return many methods at the learning rate 2e-3, at which StarPO collapses, and some methods at
+    lower rates.
 
     An iteration samples 32 trajectories (dynamic sampling: up to 96). It makes four optimizer steps
-    on 8 trajectories each; "one step" and "two epochs" in a name change this. StarPO-S keeps 8
-    trajectories, so its four steps train on 2 each. Dynamic sampling and SAMPO drop groups of equal
-    rewards, so they may make fewer steps. The bfloat16 engine is tried at 1e-3, where StarPO does
-    not collapse in float32.
+    on 8 trajectories each, or one step on all kept ones ("one step" in a name), or eight ("two
+    epochs"). StarPO-S keeps 8 of the 32 trajectories, so its four steps have 2 trajectories each.
+    Dynamic sampling and SAMPO drop groups of equal rewards, so they may make fewer than four steps.
+    The bfloat16 engine is tried at 1e-3, where StarPO does not collapse in float32.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -198,21 +193,21 @@ def collapsing() -> dict[str, Curve]:
 
 
 def collapse_cell(*overlays: str, **overrides: object) -> Curve:
-    """Return GRPO on FrozenLake with tiny_collapse.py, then `overlays` and `overrides`."""
     return Curve(("frozenlake_grpo",), overrides, overlays=("tiny_collapse", *overlays))
 
 
 def estimators() -> dict[str, Curve]:
-    """Return runs with different advantage estimators, at about equal CPU time. The other settings
-    are those of tiny_best.py.
+    """Return runs of tiny_best.py with different advantage estimators, at about equal CPU time.
 
-    An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have
-    fewer iterations. The runs of GAE keep all checkpoints, for studies/credit/measure.py.
+    An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have 20
+    iterations, and runs without have 30. The runs of GAE keep all checkpoints, because
+    studies/credit/measure.py reads them.
     """
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
-    # Games of Sokoban are longer, so an iteration has fewer groups. Its rewards are larger.
+    # Sokoban has longer games than FrozenLake, so an iteration has fewer groups. Sokoban's rewards
+    # are larger, so the format penalty is larger.
     sokoban = {"num_groups": 16, "format_penalty": -1.0}
     # With "plan" a game pays at most 1, so the format penalty is small.
     plan = {"reward_density": "plan", "format_penalty": -0.1}
@@ -243,7 +238,8 @@ def echo_trap() -> dict[str, Curve]:
     """Return StarPO, StarPO-S and variants of both, on the bandit.
 
     Runs with equal seeds share a cold start: SFT on 120 games of a player that chooses a random
-    arm. Runs "at 2e-5" have the learning rate of smollm2.py, all others have 8e-5."""
+    arm. Runs named "at 2e-5" have the learning rate of smollm2.py. Runs without a rate in their
+    name have 8e-5."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
@@ -270,8 +266,8 @@ def echo_trap() -> dict[str, Curve]:
 def jobs() -> dict[str, Curve]:
     """Return curves on bandits whose arms are named after jobs, each with its own cold start (SFT).
 
-    The two curves with one pair of jobs repeat table 4 of the paper on the bandit: with and without
-    thoughts."""
+    The two curves with one pair of jobs compare replies with and without thoughts, like table 4 of
+    the paper."""
     one_pair = {"num_iterations": 12, "eval_every": 4}
     return {
         "bandit one pair, with thoughts": on_jobs("bandit_transfer", **one_pair),
@@ -309,7 +305,6 @@ def thinking(env: str) -> dict[str, Curve]:
 
 
 def quest_sft(**overrides: object) -> Curve:
-    """Return an SFT stage on quests, in which the policy sees only the current turn."""
     return curve("quest_ppo", "single_turn", sft_steps=1000, sft_batch_size=8, **overrides)
 
 
@@ -341,7 +336,8 @@ def quest_turns(max_turns: int) -> Curve:
 def reward_densities() -> dict[str, Curve]:
     """Return PPO, RLOO and GRPO at three reward densities.
 
-    RLOO and GRPO compare scores of trajectories, or the returns-to-go of turns ("by turn")."""
+    RLOO and GRPO compare trajectories by their scores, or turns by their returns-to-go (labels with
+    "by turn")."""
     estimators = {"PPO": {}}
     for name in ("rloo", "grpo"):
         estimators[name.upper()] = {"estimator": name}
@@ -592,11 +588,9 @@ class Command:
 def read_names(
     argv: Sequence[str], known: Collection[str], extra: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Read the command line of a program whose runs have fixed settings: names, then options.
+    """Read a command line: one or more of the names in `known`, then options with keys of `extra`.
 
-    Args: known: the names that may be given; extra: the options with their defaults.
-    Returns: the names, at least one; a value for each key of `extra`.
-    Raises: UserError if a name is unknown or missing, or if a setting of the runs is given."""
+    Raises: UserError if a name is unknown or missing, or if any other setting is given."""
     names = list(takewhile(lambda word: not word.startswith("-"), argv))
     if not names or set(names) - set(known):
         given = " ".join(names) or "nothing"
@@ -624,7 +618,7 @@ def train_command(curve: Curve, scale: str, seed: int) -> Command:
 
 
 def sft_command(curve: Curve, scale: str, seed: int) -> Command | None:
-    """Return the command of the SFT stage whose model `train_command` loads; None without SFT."""
+    """Return the command of the SFT whose model `train_command` loads; None without SFT."""
     if curve.sft is None:
         return None
     files = files_at(curve.sft, scale)

@@ -28,7 +28,7 @@ def open_browser(playwright: "Playwright") -> "Browser":
 
 
 def photograph(browser: "Browser", html: Path, index: int, path: Path) -> None:
-    """Save a screenshot of the last turn of trajectory `index`: 1280 by 860, double resolution."""
+    """Save a screenshot of the last turn of trajectory `index`, 2560 by 1720 pixels."""
     page = browser.new_page(viewport={"width": 1280, "height": 860}, device_scale_factor=2)
     page.goto(html.resolve().as_uri())
     page.evaluate(f"show({index}, Infinity)")

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        browser = open_browser(started)  # opened first: without Chromium, nothing is written
+        browser = open_browser(started)  # first, so that nothing is written if Chromium is missing
         train()
         draw_flagship(DOCS / "flagship.png")
         draw_algorithm(DOCS / "algorithm.png")
@@ -102,7 +102,6 @@ def train() -> None:
 
 
 def draw_flagship(path: Path) -> None:
-    """Draw success before RL, after RL and of reference players, a panel for each environment."""
     with picture(path, width=8.6, height=4.2) as figure:
         panels = figure.subplots(1, len(WORLDS))
         panel_labels = []
@@ -121,7 +120,8 @@ def draw_flagship(path: Path) -> None:
 
 
 def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
-    """Draw a bar with its 95 % interval for each row of BARS. Several seeds also have a dot each.
+    """Draw the mean success and its 95 % interval for each row of BARS. If a row has several seeds,
+    draw a dot for each seed.
 
     Args: rates: row -> share of won games, (seeds, prompts)."""
     for place, (row, (_, color)) in enumerate(BARS.items()):
@@ -141,7 +141,6 @@ def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
 
 
 def draw_references(axes: Axes, rates: dict[str, np.ndarray]) -> list[Label]:
-    """Draw a line for each reference player. Returns: the labels of the lines."""
     labels = []
     for row, label in REFERENCES.items():
         success = 100 * float(rates[row].mean())
@@ -154,7 +153,6 @@ def draw_references(axes: Axes, rates: dict[str, np.ndarray]) -> list[Label]:
 
 
 def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -> None:
-    """Write an animation of a game of a run, and a screenshot of the run's page."""
     data = load_runs([run])
     draw_gif(data, find_game(data, is_long_success), animation)
     print(f"wrote {animation}")
@@ -165,9 +163,7 @@ def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -
 
 
 def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
-    """Return the index of the first trajectory for which `is_wanted` is true.
-
-    Raises: UserError if there is none."""
+    """Raises: UserError if `is_wanted` is true for no trajectory."""
     for number, trajectory in enumerate(data["trajectories"]):
         if is_wanted(trajectory):
             return number
@@ -177,21 +173,19 @@ def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
 
 
 def is_long_success(trajectory: dict) -> bool:
-    """Whether a game was won after RL in three turns, with a slip in the first turn."""
     turns = trajectory["turns"]
     is_long = trajectory["when"] == "after RL" and len(turns) == 3
     return is_long and trajectory["success"] and slips_in(turns[0])
 
 
 def is_unlucky_loss(trajectory: dict) -> bool:
-    """Whether a game of iteration 20 was lost in one turn, with a slip, in a kept group."""
     turns = trajectory["turns"]
     is_short = trajectory["when"] == "iteration 20" and len(turns) == 1
     return is_short and trajectory["kept"] and not trajectory["success"] and slips_in(turns[0])
 
 
 def slips_in(turn: dict) -> bool:
-    """Whether the agent slipped: it moved in another direction than the action says."""
+    """Whether the agent slipped, that is, moved in another direction than its action says."""
     moves = turn.get("moves", turn["actions"])
     pairs = zip(turn["actions"], moves, strict=True)
     return any(move not in ("", action) for action, move in pairs)

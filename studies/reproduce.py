@@ -45,7 +45,6 @@ OPTIONS = {
 
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
-    """Read the command line. Returns: names of figures, options, seeds."""
     names, options = read_names(argv, FIGURES, OPTIONS)
     options["scale"] = choose_scale(names, options["scale"])
     if options["jobs"] < 0:
@@ -130,7 +129,6 @@ def main(argv: list[str]) -> None:
 def chosen_jobs(
     names: Sequence[str], only: str, scale: str, seeds: Sequence[int]
 ) -> dict[Config, Job]:
-    """Return settings -> job, for curves whose label contains `only`."""
     curves = []
     for name in names:
         curves += FIGURES[name].curves.items()
@@ -168,7 +166,6 @@ def run_job(job: Job) -> str:
 
 
 def sft_stages(jobs: Sequence[Job]) -> list[Command]:
-    """Return the different commands of the SFT stages that the jobs need."""
     stages = dict.fromkeys(job.sft_command() for job in jobs)
     return [stage for stage in stages if stage]
 
@@ -189,7 +186,7 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     """Estimate the hours of a run, without its SFT stage. If other seeds of the run are finished,
-    their time counts."""
+    use the mean of their seconds per iteration."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)

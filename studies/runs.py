@@ -37,7 +37,7 @@ from support.run_folder import (
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")
-# Settings that change only what a run records. Rows that differ only in these count as one run.
+# Settings that change only what a run records. Rows that differ only in them count as one run.
 ONLY_WRITING = ("sample_every", *FORMER_SETTINGS)
 # A row holds the value of each of these metrics in every iteration. Older rows have no valid_frac.
 SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
@@ -72,11 +72,8 @@ def base_of(arguments: Sequence[str]) -> str:
 
 
 def run(curve: Curve, scale: str, seed: int) -> str:
-    """Train one seed of a curve and write its row (JSON file).
-
-    Returns:
-        A sentence about the failure, or '' after success.
-    """
+    """Train one seed of a curve and write its row (JSON file). Returns: the failure in words; ''
+    after success."""
     command = train_command(curve, scale, seed)
     config = command.config()
     out_dir = command.out_dir
@@ -94,11 +91,8 @@ def run(curve: Curve, scale: str, seed: int) -> str:
 
 
 def launch(command: Command) -> str:
-    """Start or continue a command and wait for its end. Its output goes to OUT_DIR.log.
-
-    Returns:
-        A sentence about the failure, or '' after success.
-    """
+    """Start or continue a command and wait for its end. Returns: the failure in words; '' after
+    success."""
     out_dir = command.out_dir
     log = Path(f"{out_dir}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -159,10 +153,10 @@ def describe_machine() -> str:
 def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict[str, float]:
     """Return the data and the CPU time that a run used.
 
-    "demonstrations" counts different demonstrations, and "times shown" also counts repeats.
-    "instances" counts the initial states, one for each group. "tokens" are those of replies:
-    "expert" in demonstrations (each time shown), "policy" in rollouts. "CPU-s" is without
-    evaluations.
+    "demonstrations" counts each demonstration once, "times shown" each time that SFT trains on it.
+    "instances" counts the initial states, one for each group. "tokens, expert" counts the tokens of
+    replies that SFT trains on, "tokens, policy" the tokens of replies in rollouts. The CPU times do
+    not include evaluations.
     """
     shown = 0
     different = 0
@@ -191,7 +185,6 @@ def evaluations_of(steps: Sequence[dict]) -> dict[int, float]:
 
 
 def rounded(values: Sequence[float | None]) -> list[float | None]:
-    """Round values to five significant digits, to keep rows small."""
     return [value if value is None else float(f"{value:.5g}") for value in values]
 
 

@@ -2,9 +2,10 @@
 
 - A run has collapsed if success is 20 points or more below the best success so far, in at least the
   last two evaluations. The collapse is at the first of these low evaluations.
-- A sign is a metric whose level is above (or below) its first level by a factor. The level is the
-  median of the last 3 iterations. The first level is the median of iterations 1 to 5. Only a
-  metric with a first level above 0 can show a sign.
+- A metric that should rise before a collapse shows a sign if
+  `median(last 3 iterations) > factor * median(iterations 1 to 5)`. A metric that should fall shows
+  a sign if `factor * median(last 3 iterations) < median(iterations 1 to 5)`. A metric whose median
+  over iterations 1 to 5 is not above 0 shows no sign.
 """
 
 from statistics import median
@@ -13,14 +14,15 @@ from typing import NamedTuple
 from tools.plotting import tables
 
 DROP = 0.2  # fall of success that counts as a collapse
-WINDOW = 3  # iterations whose median is a level
-FIRST = 5  # iterations 1 to FIRST define the first level
+WINDOW = 3  # the latest iterations, whose median is compared
+FIRST = 5  # the first level of a metric is its median over iterations 1 to FIRST
 
 Row = dict  # the results of a run, see studies/runs.py
 
 
 class Sign(NamedTuple):
-    """A metric, and the factor by which it must rise above or fall below its first level."""
+    """A metric, and the factor by which it must rise above or fall below its first level (its
+    median over iterations 1 to 5)."""
 
     metric: str
     rises: bool
@@ -49,21 +51,18 @@ def collapse_iteration(row: Row) -> int | None:
 
 
 def last_good_evaluation(row: Row) -> int:
-    """Return the iteration of the last evaluation before the collapse; 0 is before RL.
-
-    Args: row: of a run that collapses."""
+    """Return the iteration of the last evaluation before a run collapses; 0 is before RL."""
     iterations = sorted(tables.series(row)["eval_success"])
     return iterations[iterations.index(collapse_iteration(row)) - 1]
 
 
 def first_level(values: list[float | None]) -> float:
-    """Return the median of a metric over iterations 1 to 5; 0 if none of them has a value."""
     known = [value for value in values[:FIRST] if value is not None]
     return median(known) if known else 0.0
 
 
 def beginnings(row: Row, sign: Sign) -> list[int]:
-    """Return the iterations at which a sign appears, or appears again."""
+    """Return the iterations at which a sign appears for the first time, or again."""
     values = row["series"][sign.metric]
     first = first_level(values)
     if first <= 0:
@@ -80,7 +79,6 @@ def beginnings(row: Row, sign: Sign) -> list[int]:
 
 
 def has_left(first: float, now: float, sign: Sign) -> bool:
-    """Whether the level `now` is above (or below) the level `first` by the factor of the sign."""
     if sign.rises:
         return now > sign.factor * first
     return now * sign.factor < first

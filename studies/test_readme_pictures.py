@@ -1,7 +1,4 @@
-"""Tests of readme_pictures.py, of diagram.py, and of the pictures and numbers in README.
-
-python -m pytest -q studies/test_readme_pictures.py
-"""
+"""Tests of readme_pictures.py, of diagram.py, and of the pictures and numbers in README."""
 
 from configurator import UserError
 
@@ -53,7 +50,7 @@ def table_in_readme():
 def test_the_picture_shows_the_numbers_of_the_table_in_readme(panels):
     table = table_in_readme()
     assert len(table) == 4
-    # The rows of PPO in studies/imitation/table.md have 471 and 370 CPU seconds.
+    # In studies/imitation/table.md, PPO takes 471 and 370 CPU seconds (8 and 6 minutes).
     sokoban, lake = panels
     assert sokoban == "Sokoban, 6x6 rooms\n8 CPU-minutes of RL"
     assert lake == "FrozenLake, slippery\n6 CPU-minutes of RL"
@@ -113,7 +110,7 @@ def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tm
 def write_run(folder, *, moves):
     """Write the folder of a run with three games: two lost in one turn, one won in three turns.
 
-    Args: moves: where the agent moves in the first turn of each game, after the action Right."""
+    Args: moves: in what direction the action Right moves the agent in the first turn of a game."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}
     lost = record(LAKE, [turn], step=20, group=3, kept=True, filter_value=0.5)
     first = {**lost, "step": 1}

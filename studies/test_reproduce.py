@@ -1,7 +1,4 @@
-"""Tests of studies/reproduce.py and the modules that it uses.
-
-python -m pytest -q studies/test_reproduce.py
-"""
+"""Tests of studies/reproduce.py and the modules that it uses."""
 
 from configurator import Config, UserError
 
@@ -27,7 +24,7 @@ from tools import sft
 from tools.plotting import plots, tables
 
 ROOT = Path(reproduce.__file__).resolve().parent.parent
-# Wins of the reference players and of the policy on four instances.
+# Wins (1) and losses (0) of the reference players and of the policy on four instances.
 SUCCESSES = {
     "random, closed loop": [1, 1, 0, 0],
     "greedy, closed loop": [1, 1, 0, 0],
@@ -57,7 +54,6 @@ def curve_of(name, label):
 
 
 def write_row(results, name, trained, seed=0, successes=SUCCESSES, **changes):
-    """Write the row (JSON file) of a run of two iterations, as `runs.run` does."""
     settings = asdict(train_command(trained, "tiny", seed).config())
     row = {
         "command": "python train.py config/models/tiny.py",
@@ -86,7 +82,7 @@ def refuse_to_launch(monkeypatch):
 
 
 def record_launches(monkeypatch, exit_code=0):
-    """Make launches run nothing. Returns: the list to which they add their commands."""
+    """Return a list to which each launch adds its command, instead of running the command."""
     launched = []
 
     def record(words, **_):
@@ -137,14 +133,13 @@ def test_every_experiment_is_a_valid_run(scale):
 
 @pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_curves_of_a_figure_are_different_runs(name):
-    """`curve` drops overrides that equal a default. This could make two curves equal."""
+    """`curve` drops overrides that equal a default, which could make two curves equal."""
     curves = reproduce.FIGURES[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
 
 
 def check_start(config, sft_stage, scale):
-    """Assert that a run starts from the model of its SFT stage, or else from the scale's model."""
     assert config.seed == 1
     if sft_stage:
         assert config.model == f"{sft_stage.out_dir}/model"
@@ -154,7 +149,7 @@ def check_start(config, sft_stage, scale):
 
 
 def differences(one, other, scale="tiny"):
-    """Return the settings in which two curves differ. Args: one, other: (figure, label) of each."""
+    """Return the settings in which two curves, (figure, label) each, differ."""
     a = asdict(settings_of(curve_of(*one), scale, 0))
     b = asdict(settings_of(curve_of(*other), scale, 0))
     return {key for key in a if a[key] != b[key]}
@@ -315,7 +310,8 @@ def test_table_by_hand(results):
     head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
-    # After RL, two seeds win 3 and 4 of 4 games. Before RL both are one model, which wins 1 of 4.
+    # After RL, the two seeds win 3 and 4 of 4 games. Before RL, the two seeds are one model, which
+    # wins 1 of 4 games.
     low, high = wilson_interval(1, 4)
     assert row["start"] == f"25.0 [{100 * low:.1f}, {100 * high:.1f}]"
     ends = np.array([SUCCESSES["after RL"], second["after RL"]])
@@ -361,7 +357,7 @@ def test_points_of_two_seeds(results, monkeypatch):
     reproduce.show("fig6", "tiny")
     lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # Each seed has two evaluations. Seed 0 has one value for each metric, seed 1 has two rewards.
+    # Each seed has two evaluations. Seed 0 has one value of each metric, seed 1 two rewards only.
     assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",
@@ -561,7 +557,6 @@ ENV_SETTINGS = ("env", "max_turns", "actions_per_traj", "max_context_tokens", "s
 
 
 def shortened(trained):
-    """Return a curve with two iterations on the bandit, one SFT step and small groups."""
     if trained.sft:
         stage = Curve(trained.sft.files, SMALL | small(trained.sft.overrides))
         return Curve((), small(trained.overrides) | {"num_iterations": 2}, stage)
@@ -617,7 +612,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
 
 
 def test_what_a_run_writes_does_not_identify_it(results):
-    """A row is found although it has `num_samples`, a former setting that chose what to record."""
+    """`num_samples` is a former setting, which chose what to record."""
     trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
     (path,) = (results / "rows").iterdir()

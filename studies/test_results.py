@@ -1,7 +1,4 @@
-"""Tests of the numbers in README, docs/ and studies/.
-
-python -m pytest -q studies/test_results.py
-"""
+"""Tests of the numbers in README, docs/ and studies/."""
 
 import re
 from dataclasses import asdict
@@ -31,7 +28,7 @@ SEEDS = rf"(?:\*\*)? \(({NUMBER}(?:, {NUMBER})+)\)"
 
 
 def find_exclusions(text):
-    """Return the intervals in a text that exclude their mean or the result of a seed."""
+    """Return the intervals in a text that exclude their own mean or one of their seeds."""
     bad = []
     for found in re.finditer(f"{INTERVAL}(?:{SEEDS})?", text):
         mean, low, high, seeds = found.groups()

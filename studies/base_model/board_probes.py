@@ -30,7 +30,7 @@ PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--ev
 def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
     """Ask the model questions about held-out boards, with greedy decoding.
 
-    Returns: the shares of right answers, from `score_reading`."""
+    Returns: what a question asks for, such as "player" -> share of right answers."""
     config = replace(
         config,
         engine="torch",

@@ -2,7 +2,7 @@
 
     python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
-The argument is the curve.jsonl of pretrain.py, with a row for every probed step.
+The argument is the curve.jsonl that pretrain.py writes, with a row for every probed step.
 """
 
 from configurator import UserError
@@ -50,7 +50,6 @@ def main(argv: list[str]) -> None:
 
 
 def final_table(row: dict) -> list[str]:
-    """Return a table of the probes of one step: a row for each environment and observation mode."""
     lines = []
     for world, name in WORLDS.items():
         for mode in ("grid", "coord", "relations"):
@@ -61,7 +60,6 @@ def final_table(row: dict) -> list[str]:
 
 
 def learning_table(rows: Sequence[dict]) -> list[str]:
-    """Return a table of the probes in mode "grid", with a row for every grid world and step."""
     lines = []
     for world, name in WORLDS.items():
         for row in rows:

@@ -8,9 +8,9 @@ A document is a dialogue. A pack holds the documents of one forward pass, all of
 Training begins with documents of a single question. Without this easy part, a model of this size
 does not learn to read boards.
 
-No document starts on an evaluation or held-out board (RESERVED), whatever its symbols. The corpus
-lacks three things that test generalisation: the meanings of the Sokoban symbols in "newvocab",
-board sizes other than those of WORLDS, and the bandit arms of "jobs_test".
+No document starts on an evaluation or held-out board (RESERVED). The corpus lacks three things that
+test generalisation: the meanings of the Sokoban symbols in "newvocab", board sizes other than those
+of WORLDS, and the bandit arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
@@ -52,23 +52,23 @@ WORLDS = {  # environment -> share of the packs after the easy part
     LARGER: 0.3,
     "bandit:pair=jobs": 0.05,
 }
-# Stages of the easy part (EASY), of equal length. Each pack draws one environment of its stage.
+# The easy first part of the training (EASY) has these four stages, of equal length. Each pack draws
+# one environment of its stage.
 EASY_STAGES = ((LAKE,), (LAKE, SOKOBAN), (SOKOBAN, LARGER), (LARGER,))
-# No document starts on evaluation or held-out instances of these environments.
+# No document starts on an evaluation or held-out instance of these environments.
 RESERVED = (
     *(spec for spec in WORLDS if "bandit" not in spec),
     "sokoban:search_depth=30,symbols=newvocab",
 )
-# Arms of bandits: pairs, and syllables of made-up names.
+# Names of bandit arms: given pairs, and syllables of made-up names.
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYLLABLES = """
     ba de fi go lu ma ne pi ro su ta ve zi kor len mar nil
     pas ran sol tor vin dak fel gus hin jor ster
 """.split()
-# Symbols for Sokoban boards.
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 
-# All shares except EASY apply after the easy part.
+# All shares except EASY apply to the training after its easy part.
 DRILLS = 0.45  # share of grid-world packs that hold drills
 OTHER_SYMBOLS = 0.2  # share of Sokoban packs with randomly drawn symbols
 UNKNOWN_ARMS = 0.5  # share of bandits with made-up names
@@ -127,8 +127,7 @@ def players_of(
 ) -> dict[str, Callable[[], str]]:
     """Draw the players of an instance. Returns: name -> function that writes the next reply.
 
-    A bandit gets two players, one for each arm: the prompt does not say which arm is better.
-    Args: planners: the share of games that the planner plays."""
+    A bandit gets two players, one for each arm, because the prompt does not say which is better."""
     if episode.env.repeats:
         return {f"arm {arm}": partial(pull_arm, episode, arm) for arm in range(2)}
     player = draw_player(rng, planners)
@@ -145,7 +144,6 @@ def pull_arm(episode: Episode, arm: int) -> str:
 
 
 def draw_environment(rng: np.random.Generator, progress: float) -> str:
-    """Draw the environment of a pack. Args: progress: the finished share of the training."""
     if progress < EASY:
         stage = int(progress / EASY * len(EASY_STAGES))
         return str(rng.choice(EASY_STAGES[stage]))
@@ -159,7 +157,6 @@ def draw_observation(rng: np.random.Generator, easy: bool) -> str:
 
 
 def draw_limits(config: SftConfig, env: Env, rng: np.random.Generator) -> SftConfig:
-    """Return settings with random limits and random `think`."""
     if env.repeats:
         max_turns, actions_per_turn = 1, 1
     elif rng.random() < 0.7:
@@ -177,7 +174,6 @@ def draw_limits(config: SftConfig, env: Env, rng: np.random.Generator) -> SftCon
 
 
 def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
-    """Draw an instance that is not an evaluation or held-out instance of RESERVED."""
     instance = draw_arms(rng) if env.repeats else env.draw(rng)
     while env.key(instance) in reserved_keys(*RESERVED):
         instance = env.draw(rng)
@@ -194,7 +190,6 @@ def draw_symbols(rng: np.random.Generator) -> str:
 
 
 def draw_arms(rng: np.random.Generator) -> tuple:
-    """Draw an instance of the bandit, with arms of PAIRS or made-up names."""
     low, high = PAIRS[rng.integers(len(PAIRS))].split("/")
     if rng.random() < UNKNOWN_ARMS:
         low = high = made_up_name(rng)
@@ -211,7 +206,6 @@ def made_up_name(rng: np.random.Generator) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Print a table of the documents in a sample of the corpus."""
     config, options, sources = load_config(
         [PRETRAINING, *argv], extra={"packs": 600}, kind=SftConfig
     )

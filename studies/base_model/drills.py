@@ -1,4 +1,4 @@
-"""Drills: dialogues that ask questions about a board. They teach the base model to read boards."""
+"""Drills: dialogues that ask questions about a board, to teach the base model to read boards."""
 
 from configurator import Config
 
@@ -12,9 +12,9 @@ from dialogue import Episode, TurnOutcome, TurnRecord
 from grids import FrozenLake, Grid
 from rollout import Trajectory
 
-# The kinds of questions. A kind that is listed more often is drawn more often. "line" stands for
-# "Row 1", "Column 1" and so on, "move" for the name of an action. Any other kind is itself the
-# question.
+# The kinds of questions. A kind that is listed four times is drawn four times as often. "line"
+# stands for "Row 1", "Column 1" and so on, "move" for the name of an action. Every other kind, such
+# as "Where", is itself the question.
 KINDS = [
     "Where",
     "Where",
@@ -44,8 +44,8 @@ class DrillRecord(TurnRecord):
 class Drill(Episode):
     """An episode of questions about a board of a grid world. A right answer earns a reward of 1.
 
-    A question such as "Left" asks for the board after this action, without slip. Later questions
-    are about the new board."""
+    The question "Left" asks for the board after the action Left, without slip. The questions after
+    it are about this new board."""
 
     def __init__(self, env: Grid, questions: list[str], rng: np.random.Generator):
         super().__init__(env, Config())
@@ -64,7 +64,7 @@ class Drill(Episode):
         return f"{observation}\n{question}?"
 
     def _answer(self, question: str) -> str:
-        """Return the right answer. If the question is an action, execute it."""
+        """Return the right answer; if the question is an action, execute this action."""
         env = self.env
         size = env.size
         kind, *number = question.split()
@@ -124,7 +124,6 @@ def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def answer_parts(kind: str, answer: str) -> list[str]:
-    """Split an answer into parts, which are scored one by one."""
     if kind == "Where":
         return answer.rstrip(".").split(". ")
     if kind in ("Row", "Column"):
@@ -133,7 +132,6 @@ def answer_parts(kind: str, answer: str) -> list[str]:
 
 
 def scored_as(kind: str, part: str) -> list[str]:
-    """Return the names under which a part of an answer is scored."""
     if kind == "Where":
         return [part.split()[0].lower()]
     if kind in ("Row", "Column"):

@@ -15,7 +15,6 @@ from support.terminal import run_main
 
 
 def read_pretraining(argv: list[str]) -> tuple[SftConfig, dict[str, str]]:
-    """Read the command line. Returns: settings, and the source of each."""
     config, _, sources = load_config(argv, kind=SftConfig)
     if not config.sft_steps:
         raise UserError(
@@ -56,7 +55,6 @@ def main(argv: list[str]) -> None:
 
 
 def train(config: SftConfig, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
-    """Train a model and write it to out_dir, or continue a run there."""
     out_dir = Path(config.out_dir)
     model, tokenizer = build_tiny(config.seed, config.model)
     policy = Policy(model.to(device))
@@ -75,9 +73,8 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return the documents of this rank in a step, in packs.
-
-    The documents of a pack share a forward and backward pass."""
+    """Return the documents of this rank in a step, in packs. A pack is one forward and backward
+    pass."""
     progress = step / config.sft_steps
     packs = []
     for index in range(parallel.rank(), config.sft_batch_size, parallel.world_size()):

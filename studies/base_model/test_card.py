@@ -1,7 +1,4 @@
-"""Tests of card.py.
-
-Run with:  python -m pytest -q studies/base_model/test_card.py
-"""
+"""Tests of card.py."""
 
 import json
 

@@ -1,7 +1,4 @@
-"""Tests of corpus.py, drills.py and the scripted players of tools/crowd.py.
-
-python -m pytest -q studies/base_model/test_corpus.py
-"""
+"""Tests of corpus.py, drills.py and the scripted players of tools/crowd.py."""
 
 from configurator import Config, SftConfig
 
@@ -137,7 +134,7 @@ def test_documents_are_right_and_of_every_kind(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("planners", [0.0, 0.5, 1.0])
 def test_every_game_has_a_player_of_the_crowd(chat, planners):
-    """The other players share the games that the planner does not play, in proportion to SHARES."""
+    """Three players share the games that the planner does not play, in proportion to SHARES."""
     sizes = dict(max_context_tokens=1024, micro_batch_tokens=1024)
     config = SftConfig(seed=7, sft_planners=planners, **sizes)
     counts = Counter()
@@ -155,7 +152,7 @@ def test_every_game_has_a_player_of_the_crowd(chat, planners):
 
 
 def test_a_game_with_errors_has_random_turns():
-    """With errors=1.0 about half of the moves lead away from the goal."""
+    """With errors=1.0 all moves are random, so about half of them lead away from the goal."""
     env = make_env("frozenlake:success_rate=1")
     episode = Episode(env, Config(actions_per_turn=1))
     episode.open(env.start(("frozenlake", 4, (), 0, 15), [0]))

@@ -1,7 +1,4 @@
-"""Tests of pretrain.py, board_probes.py and the scores of drills.py.
-
-python -m pytest -q studies/base_model/test_pretrain.py
-"""
+"""Tests of pretrain.py, board_probes.py and the scores of drills.py."""
 
 from configurator import UserError
 
@@ -43,7 +40,6 @@ PRETRAINING = [
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """Pretrain in one process, without the slow probes."""
     folder = tmp_path_factory.mktemp("pretraining") / "whole"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "base_report", lambda *_: {})
@@ -191,7 +187,7 @@ def test_reading_is_scored_by_kind():
 
 
 def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
-    # The probe sets reward_density to "native", so "dense" has no effect.
+    # probe_reading sets reward_density to "native", so "dense" has no effect.
     config = small_config(eval_size=3, observation="grid", reward_density="dense")
     scores = board_probes.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}

@@ -1,7 +1,4 @@
-"""Tests of tiny_model.py.
-
-python -m pytest -q studies/base_model/test_tiny_model.py
-"""
+"""Tests of tiny_model.py."""
 
 from configurator import Config
 
@@ -18,7 +15,7 @@ from worlds.bandit import Bandit
 
 
 def environment_texts():
-    """Return texts of environments, from other seeds than the texts that trained the tokenizer."""
+    """Return texts of environments, from seeds that the tokenizer was not trained on."""
     texts = []
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
     for spec in [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]:
@@ -75,7 +72,7 @@ def test_other_shapes_are_refused(small_tokenizer, shape):
     "load", [lambda folder: load_model(folder)[1], AutoTokenizer.from_pretrained]
 )
 def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, load):
-    """The merges were learned with one split pattern. The loaded tokenizer uses another."""
+    """The merges were learned with LEARNING_SPLIT, but the loaded tokenizer uses QWEN2_SPLIT."""
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = load(str(tmp_path))

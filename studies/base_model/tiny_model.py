@@ -47,11 +47,8 @@ SPACED_DIGITS = tuple(f" {digit}" for digit in range(10))
 def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """Return a Qwen2 with random weights, and its tokenizer.
 
-    Args:
-        seed: the seed of the random weights.
-        shape: layers x width, such as "4x128" (0.85 million parameters).
-
-    Raises: UserError for other shapes.
+    Args: shape: layers x width, such as "4x128" (0.85 million parameters).
+    Raises: UserError if `shape` has another form.
     """
     num_layers, width = _parse_shape(shape)
     tokenizer = build_tiny_tokenizer()
@@ -62,8 +59,8 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
         num_attention_heads=width // HEAD_DIM,
         num_key_value_heads=1,
         max_position_embeddings=4096,
-        # With rope_theta 500 and initializer_range 0.09 a model of this size can copy a board after
-        # 150 steps. With Qwen2's values (10,000 and 0.02), it cannot after 250.
+        # With rope_theta 500 and initializer_range 0.09, a model of this size copies a board after
+        # 150 steps. With Qwen2's 10,000 and 0.02, it still cannot copy a board after 250 steps.
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         initializer_range=0.09,
         vocab_size=VOCAB_SIZE,
@@ -81,7 +78,6 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
 
 
 def _parse_shape(shape: str) -> tuple[int, int]:
-    """Read layers and width from a shape."""
     layers, _, width = shape.partition("x")
     if layers.isdecimal() and width.isdecimal() and len(shape) < 10:
         num_layers = int(layers)
@@ -123,17 +119,13 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Return a pre-tokenizer that splits text with a pattern, then into bytes."""
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, to_bytes])
 
 
 def environment_texts() -> list[str]:
-    """Return the texts from which the tokenizer is learned.
-
-    Do not change these texts: the weights in base/ depend on the token ids.
-    """
+    """Do not change the texts: they set the token ids, on which the weights in base/ depend."""
     texts = ["system\nuser\nassistant\n_√_√#√"] * 500
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
     specs = [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]

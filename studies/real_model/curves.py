@@ -41,15 +41,11 @@ def metrics_of(row: dict) -> list[dict]:
 
 
 def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
-    """Draw the metrics of PANELS. Args: curves: method -> one run for each seed."""
     draw_panels(path, PANELS, curves)
 
 
 def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]]) -> None:
-    """Draw metrics over the iterations, at most four panels in a row.
-
-    Args:
-        curves: name in the legend -> runs, which share a colour."""
+    """Draw metrics over the iterations. Args: curves: name -> runs, all drawn in one colour."""
     looks = looks_of(curves)
     columns = min(4, len(panels))
     num_rows = math.ceil(len(panels) / columns)
@@ -63,11 +59,11 @@ def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]
 
 
 def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[Run]]) -> None:
-    """Draw the picture at the top of the repository's README: runs at two learning rates.
+    """Draw the picture at the top of the repository's README.
 
     Args:
-        low: method -> one run for each seed, at 2e-5.
-        high: the same methods -> runs at 8e-5."""
+        low: method -> one run for each seed, at a learning rate of 2e-5.
+        high: the same methods at 8e-5."""
     looks = looks_of(high)
     success, replies = PANELS[0], PANELS[5]
     drawn = (
@@ -78,7 +74,7 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     with picture(path, width=8.25, height=2.7) as figure:
         for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
             draw_panel(axes, panel, curves, looks)
-        draw_legend(figure, looks)  # no numbers of seeds: they differ between the rates
+        draw_legend(figure, looks)  # without numbers of seeds, which differ between the rates
 
 
 def looks_of(curves: dict[str, list[Run]]) -> dict[str, dict]:
@@ -107,7 +103,6 @@ def draw_panel(
 
 
 def draw_metric(axes: Axes, panel: Panel, run: Run, look: dict) -> None:
-    """Draw a metric of a run in the iterations in which it was measured."""
     iterations = []
     values = []
     for row in run:

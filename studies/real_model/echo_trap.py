@@ -90,7 +90,6 @@ def run_step(words: Sequence[str]) -> None:
 
 
 def show_results() -> None:
-    """Write the picture, replies.md and the web page."""
     curves = {name: [read_rows(folder / "metrics.jsonl")] for name, folder in RUNS.items()}
     draw_traps(OUT / "echo_trap.png", curves)
     write_atomically(OUT / "replies.md", replies_page(RUNS))

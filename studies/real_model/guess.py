@@ -36,7 +36,6 @@ def runs_by_method() -> dict[str, list[dict]]:
 
 
 def draw(path: Path) -> None:
-    """Draw the metrics of PANELS, with a line for each run."""
     curves = {}
     for method, runs in runs_by_method().items():
         curves[method] = [metrics_of(run) for run in runs]
@@ -56,7 +55,8 @@ def lines() -> list[str]:
 
 
 def rate_cell(run: dict, step: str) -> str:
-    """Return success with a Wilson interval over prompts; "-" if the run did not get so far."""
+    """Return success at iteration `step`, with a Wilson interval over prompts; "-" if the run ended
+    before this iteration."""
     if step not in run["curve"]:
         return "-"
     rate = run["curve"][step]
@@ -65,9 +65,8 @@ def rate_cell(run: dict, step: str) -> str:
 
 
 def mean_cell(runs: list[dict], step: str) -> str:
-    """Return the mean success of the seeds, "-" if a run did not get so far.
-
-    The interval covers the choice of prompts and of seeds."""
+    """Return the mean success of the seeds at iteration `step`, with an interval over prompts and
+    seeds; "-" if a run ended before this iteration."""
     if any(step not in run["curve"] for run in runs):
         return "-"
     rates = np.array([run["curve"][step] for run in runs])  # (S,)
@@ -83,7 +82,7 @@ def interval_cell(value: float, low: float, high: float) -> str:
 def chance_of_possible(num_numbers: int, num_turns: int) -> float:
     """Return the probability of a win if each guess is a random number that is still possible.
 
-    Args: num_numbers: how many numbers are possible. num_turns: guesses left."""
+    Args: num_numbers: how many numbers are still possible. num_turns: guesses left."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
     wins = 0.0

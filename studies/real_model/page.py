@@ -100,7 +100,6 @@ def finished_of(figure: str) -> dict[str, list[Row]]:
 
 
 def shown_runs(curves: dict[str, list[Row]], suffix: str = "") -> dict[str, list[list[dict]]]:
-    """Return method -> runs, for the labels SHOWN + `suffix`."""
     shown = {}
     for name in SHOWN:
         rows = curves.get(name + suffix, [])
@@ -149,17 +148,15 @@ def form_loss(row: Row) -> int | None:
 
 
 def fall_of(row: Row) -> int | None:
-    """Return the iteration of the collapse or of the loss of the form, whichever is first.
-
-    None without either."""
+    """Return the iteration of the collapse or of the loss of the form, whichever is first; None if
+    the run has neither."""
     falls = [iteration for iteration in (collapse_iteration(row), form_loss(row)) if iteration]
     return min(falls, default=None)
 
 
 def last_good_iteration(row: Row) -> int:
-    """Return the last good iteration of a run that collapses or loses the form.
-
-    It is the last iteration before a loss of the form, or the last evaluation before a collapse."""
+    """If a run falls by a loss of the form, return the iteration before the loss. If it falls by a
+    collapse, return the iteration of the last evaluation before the collapse."""
     if fall_of(row) == form_loss(row):
         return form_loss(row) - 1
     return last_good_evaluation(row)
@@ -175,7 +172,8 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """Format when a sign begins: "9: 6 before" (the fall), "13: late", "9: false" or "never"."""
+    """Return the iteration at which a sign begins, such as "9: 6 before" (9, six iterations before
+    the fall), "13: late", "9: false" (alarm) or "never"."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:
@@ -232,7 +230,6 @@ def wins_by_seed(rows: list[Row]) -> dict[int, np.ndarray]:
 
 
 def shown_list(iterations: Sequence[int]) -> str:
-    """Return the first three iterations as text, with "..." if there are more."""
     words = [str(iteration) for iteration in iterations[:3]]
     if len(iterations) > 3:
         words.append("...")

@@ -13,7 +13,7 @@ MOMENTS = ("start", "best", "end")
 
 
 def replies_page(runs: dict[str, Path]) -> str:
-    """Return a Markdown page. Args: runs: method -> folder of its run."""
+    """Args: runs: method -> folder of its run."""
     lines = ["# Replies", ""]
     for name, folder in runs.items():
         lines += [f"## {name}", "", *reply_lines(folder), ""]
@@ -21,7 +21,6 @@ def replies_page(runs: dict[str, Path]) -> str:
 
 
 def reply_lines(folder: Path) -> list[str]:
-    """Return a caption and SHOWN replies for each of MOMENTS."""
     rows = {row["step"]: row for row in read_rows(folder / "metrics.jsonl")}
     records = records_by_step(folder)
     recorded = sorted(records.keys() & rows.keys())
@@ -39,7 +38,6 @@ def reply_lines(folder: Path) -> list[str]:
 
 
 def records_by_step(folder: Path) -> dict[int, list[dict]]:
-    """Return iteration -> recorded trajectories."""
     records: dict[int, list[dict]] = {}
     for line in read_text(folder / "trajectories.jsonl").splitlines():
         record = json.loads(line)
@@ -54,11 +52,10 @@ def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, i
 
 
 def spread_out(records: Sequence[dict], count: int) -> list[dict]:
-    """Return up to `count` records at equal distances, to show replies of several groups."""
+    """Return up to `count` records, at equal distances so that they come from several groups."""
     distance = max(1, len(records) // count)
     return list(records[::distance][:count])
 
 
 def first_reply(record: dict) -> str:
-    """Return the reply of the first turn of a trajectory as one line."""
     return printable(" ".join(record["turns"][0]["response"].split()), limit=240)

@@ -1,7 +1,4 @@
-"""Tests of page.py, replies.py, guess.py, and echo_trap.py (`make echo-trap`).
-
-python -m pytest -q studies/real_model/test_trap_page.py
-"""
+"""Tests of page.py, replies.py, guess.py, and echo_trap.py (`make echo-trap`)."""
 
 from configurator import UserError, load_config
 
@@ -16,7 +13,9 @@ from tools.sft import read_sft
 
 
 def row_of(successes, lengths, seed=0):
-    """Return the record of a run: success before RL and every 5 iterations, lengths of replies."""
+    """Return the record of a run.
+
+    Args: successes: before RL and after every 5 iterations. lengths: of replies, by iteration."""
     flat = [0.4] * len(lengths)
     series = {
         "success": flat,
@@ -40,7 +39,8 @@ def row_of(successes, lengths, seed=0):
     }
 
 
-# The best success is 1.0 at iteration 5. At iterations 15 and 20, success is below 0.8.
+# The best success is 1.0, at iteration 5. At iterations 15 and 20, success is 0.3 and 0.2, so
+# the run collapses at 15.
 LENGTHS = [20] * 7 + [40] * 13
 COLLAPSED = row_of([0.5, 1.0, 0.9, 0.3, 0.2], LENGTHS)
 
@@ -68,7 +68,7 @@ def test_a_sign_is_early_late_or_false():
     longer = page.SIGNS["replies grow by half"]
     # The median length of iterations 7, 8 and 9 is 40, twice the first level.
     assert page.sign_cell(COLLAPSED, longer) == "9: 6 before"
-    # Here the sign begins at 13, after the last good evaluation at 10.
+    # In this run the sign begins at 13, after the last good evaluation at 10.
     late = row_of([0.5, 1.0, 0.9, 0.3, 0.2], [20] * 11 + [40] * 9)
     assert page.sign_cell(late, longer) == "13: late"
     healthy = row_of([0.5, 1.0, 0.9, 1.0, 1.0], LENGTHS)
@@ -165,8 +165,8 @@ def test_a_missing_model_is_one_sentence():
 def test_a_player_that_guesses_what_is_possible():
     assert guess.chance_of_possible(1, 1) == 1.0
     assert guess.chance_of_possible(2, 1) == 0.5
-    # With three numbers and two turns, a first guess of 2 wins all games. A first guess of 1 or 3
-    # wins 2/3 of the games.
+    # With three numbers and two turns, a player that first guesses 2 wins all games. A player that
+    # first guesses 1 or 3 wins 2/3 of the games.
     assert guess.chance_of_possible(3, 2) == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
     assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # the number in README
     assert guess.chance_of_possible(15, 15) == pytest.approx(1.0)
@@ -176,7 +176,8 @@ def test_the_table_of_the_game(monkeypatch):
     run = {"method": "StarPO", "seed": 4, "eval_size": 128, "curve": {"0": 0.25, "10": 0.5}}
     run["curve"]["20"] = 0.75
     monkeypatch.setattr(guess, "read_runs", lambda: [run])
-    # Wilson intervals for 32, 64 and 96 wins in 128 games. For one seed, the mean has the same.
+    # Wilson intervals for 32, 64 and 96 wins in 128 games. With one seed, the mean has the same
+    # intervals as the run.
     cells = "25.0 [18.3, 33.2] | 50.0 [41.5, 58.5] | 75.0 [66.8, 81.7] | - | -"
     of_run, of_method = guess.lines()[2:]
     assert of_run == f"| StarPO, seed 4 | {cells} |"

@@ -8,8 +8,8 @@
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
-config/models/tiny.py, with the changes in LAKE and BANDIT. Config files and --key=value override
-these settings (head and scale ignore both):
+config/models/tiny.py, with a few changes (LAKE and BANDIT in bench.py). Config files and
+--key=value override these settings; head and scale ignore them:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 
@@ -62,7 +62,7 @@ OPTIONS = {
 
 def main(argv: list[str]) -> None:
     name, config, options = read_arguments(argv)
-    # These imports take seconds, and mistakes in argv should be reported first.
+    # These imports take seconds, so mistakes in argv are reported before them.
     import torch
 
     import parallel
@@ -81,7 +81,6 @@ def main(argv: list[str]) -> None:
 
 
 def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:
-    """Read the command line. Returns: name of a benchmark, settings, options."""
     if not argv or argv[0] not in BENCHMARKS:
         given = argv[0] if argv else "nothing"
         raise UserError(f"give one of {', '.join(BENCHMARKS)}; got {given}")

@@ -1,6 +1,6 @@
 """Measure update, head and engine, for a model with the shape of Qwen2.5-0.5B and random weights.
 
-On a CPU, all sizes are small.
+On a CPU, the model and its inputs are small.
 """
 
 from configurator import Config, load_config
@@ -94,7 +94,7 @@ class UpdateCase(NamedTuple):
     compiled: bool = False
 
     def measure(self, device: torch.device) -> dict[str, float]:
-        """Time one update of train.py. "MFU" is its FLOP/s divided by PEAK_FLOPS."""
+        """Time one update of train.py. "MFU" is `FLOP / seconds / PEAK_FLOPS`."""
         sizes = sizes_for(device)
         config = self.config(device)
         dtype = pick_dtype(config.dtype, device)
@@ -136,7 +136,8 @@ class UpdateCase(NamedTuple):
         return load_config(["config/frozenlake_grpo.py", *arguments])[0]
 
     def flop_of_learning(self, batch: PackedBatch, shape: dict, model) -> float:
-        """Return the FLOP of one pack. PPO adds two forwards and a backward of the critic."""
+        """Return the FLOP of one pack. PPO adds two forward passes and one backward pass of the
+        critic, `(2 + 2 + 4) / 6 = 4/3` of a forward and backward pass."""
         num_head = model.lm_head.weight.numel()
         num_body = sum(weight.numel() for weight in model.parameters()) - num_head
         flop = flop_of(batch, shape, num_body, num_head)
@@ -150,7 +151,6 @@ def train_once(learner: Learner, trajectories: list[Trajectory]) -> None:
 
 
 def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
-    """Make trajectories with random tokens and rewards. A group shares its first prompt."""
     vocabulary = sizes.shape["vocab_size"]
     logprobs = [-float(np.log(vocabulary))] * sizes.response_tokens
     rng = np.random.default_rng(0)
@@ -187,7 +187,6 @@ def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> fl
 
 @contextmanager
 def attention_kernel(name: str) -> Iterator[None]:
-    """In the `with` block, use SDPA if `name` is "SDPA"."""
     has_varlen_kernel = packing.has_varlen_kernel
     if name == "SDPA":
         packing.has_varlen_kernel = lambda _: False
@@ -219,7 +218,6 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Time forward and backward of the log-probs of one pack."""
     sizes = sizes_for(device)
     width = sizes.shape["hidden_size"]
     vocabulary = sizes.shape["vocab_size"]
@@ -243,7 +241,7 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
 
 
 def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
-    """Time the torch engine on two turns of all trajectories. Of `config`, only `dtype` counts."""
+    """Time the torch engine on two turns of all trajectories. `config` sets only the dtype."""
     sizes = sizes_for(device)
     num_rows = sizes.num_groups * sizes.group_size
     config = load_config(
@@ -272,7 +270,6 @@ def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
 
 
 def play_turns(engine: Engine, sizes: Sizes, response_tokens: int) -> None:
-    """Play two turns of every trajectory, with an observation as long as in W2 between them."""
     histories = {}
     for key, trajectory in enumerate(workload(sizes, sizes.later_tokens["W2"])):
         histories[key] = list(trajectory.first_prompt_ids)

@@ -23,7 +23,7 @@ VOCABULARY = 151_936  # of Qwen2.5
 
 
 def head(config: Config, repeats: int) -> Rows:
-    """Measure forward and backward on 2,048 positions: CPU seconds and peak memory (MiB).
+    """Measure log-probs of 2,048 tokens and their gradients: CPU seconds and peak memory (MiB).
 
     Every measurement has its own process, because a process's recorded peak memory never falls.
     """
@@ -42,13 +42,9 @@ def measure_in_process(chunk: int) -> dict[str, float]:
 def measure_head(
     chunk: int, rows: int = NUM_POSITIONS, vocabulary: int = VOCABULARY
 ) -> dict[str, float]:
-    """Measure forward and backward of the log-probs once.
+    """Measure the log-probs and their gradients once.
 
-    Args:
-        chunk: Vocabulary columns in a chunk; 0 for full logits.
-        rows: Number of positions.
-        vocabulary: Number of tokens.
-
+    Args: chunk: vocabulary columns in a chunk; 0 for full logits.
     Returns: CPU seconds, and peak memory in MiB beyond the inputs and `weight.grad`.
     """
     import torch
@@ -75,7 +71,6 @@ def peak_kib() -> int:
 
 
 def main(argv: list[str]) -> None:
-    """Print one measurement as JSON."""
     if len(argv) != 1 or not argv[0].isdecimal():
         given = " ".join(argv) or "nothing"
         raise UserError(

@@ -24,7 +24,7 @@ TRL_ITERATIONS = 4
 
 
 def iteration(config: Config, repeats: int) -> Rows:
-    """Measure one iteration: sample replies to a Bandit prompt, and take an optimizer step on all.
+    """Measure an iteration: sample replies to a Bandit prompt, and train one step on all of them.
 
     A measurement of train.py is the median of three iterations after a warm-up. A measurement of
     TRL is the mean of four iterations. The numbers of sampled tokens must agree within 5 %.
@@ -62,7 +62,6 @@ def iteration(config: Config, repeats: int) -> Rows:
 
 
 def changes_of(config: Config) -> list[str]:
-    """Return the settings that differ from the defaults, as --key=value."""
     changes = []
     for key, value in asdict(config).items():
         if value != getattr(Config, key):
@@ -87,7 +86,7 @@ def time_training(trainer) -> dict[str, float]:
 
 
 def scale(config: Config, repeats: int) -> dict[str, object]:
-    """Time iterations of train.py with more trajectories, turns and ranks, and fit exponents.
+    """Time iterations of train.py at growing numbers of trajectories, turns and ranks.
 
     An exponent is the slope of log CPU time (for ranks: wall time) over log size. On Sokoban,
     replies are cut at 24 tokens, because the base model writes longer replies in late turns.
@@ -108,7 +107,6 @@ def scale(config: Config, repeats: int) -> dict[str, object]:
 
 
 def grow(quantity: str, runs: dict[int, list[str]], repeats: int) -> dict[str, object]:
-    """Run train.py at each size. Returns: a row for each size, and the exponent."""
     rows: dict[str, object] = {}
     sizes = []
     seconds = []

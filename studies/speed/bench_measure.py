@@ -31,20 +31,17 @@ def is_installed(package: str) -> bool:
 
 
 def check(same: bool, difference: str) -> None:
-    """Raise UserError with the text `difference` if the variants do different work."""
     if not same:
         raise UserError(f"the variants do different work: {difference}")
 
 
 def compare(variants: dict[str, Run], repeats: int) -> Rows:
-    """Run the variants in turn, once to warm up and then `repeats` times. Print a row for each.
+    """Run the variants in turn, once to warm up and then `repeats` times. Print a row for each
+    variant.
 
     Args:
-        variants: Name -> function that does the work. "cpu_s" and "wall_s" in its result replace
-            the times measured here.
-
-    Returns:
-        Variant -> "cpu_s", "wall_s" or another key of the result -> [median, smallest, largest].
+        variants: Name -> function that does the work. If its result has "cpu_s" and "wall_s", they
+            replace the times measured here.
     """
     measured = {name: [] for name in variants}
     for _ in range(repeats + 1):

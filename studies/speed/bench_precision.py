@@ -49,7 +49,7 @@ class Request:
 
 
 def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
-    """Compare the log-probs of engine and trainer for a random model.
+    """Compare the log-probs of engine and trainer for a model with random weights.
 
     Returns: dtype -> mean, 99th percentile and maximum of the absolute difference, nats.
     """
@@ -90,7 +90,7 @@ def compare_logprobs(network: PreTrainedModel, config: Config, dtype: torch.dtyp
 def sample(
     network: PreTrainedModel, config: Config, dtype: torch.dtype
 ) -> tuple[list[Request], Tensor]:
-    """Sample responses to random prompts. Returns: requests, log-probs of sampled tokens (R,)."""
+    """Return random prompts with sampled responses, and the log-probs of sampled tokens (R,)."""
     engine = TorchEngine(network, config, eos_id=-1, dtype=dtype)
     engine.load(iter(network.state_dict().items()), 1)
     rng = np.random.default_rng(config.seed)

@@ -80,7 +80,7 @@ def check_tokens(name: str, ids: Sequence[list[int]], expected: Sequence[list[in
 
 
 class Barrier:
-    """An engine that begins a turn only when every trajectory has finished the previous one."""
+    """An engine that begins a turn only when every trajectory has finished the turn before."""
 
     def __init__(self, engine):
         self.engine = engine
@@ -170,7 +170,7 @@ class HuggingFace:
         self.num_steps += sampled.shape[1]
 
         is_end = (sampled == self.eos_id).long()
-        up_to_end = is_end.cumsum(1) == is_end  # True up to and including a row's first end
+        up_to_end = is_end.cumsum(1) == is_end  # True up to and including a row's first end token
         within_limit = torch.arange(sampled.shape[1]) < max_tokens[:, None]
         valid = up_to_end & within_limit  # (B, T); later turns see only these tokens
         self.mask = torch.cat([self.mask, valid.long()], 1)
@@ -200,7 +200,7 @@ class HuggingFace:
         self.mask = torch.cat([self.mask, pad_left(ones)], 1)
 
     def generate(self, max_new_tokens: int) -> Tensor:
-        """Append greedy replies to `ids`. Returns: the replies, (B, T)."""
+        """Append greedy replies to `ids`, and return the replies, (B, T)."""
         num_prompt = self.ids.shape[1]
         self.ids = self.model.generate(
             self.ids,

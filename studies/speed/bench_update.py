@@ -31,7 +31,7 @@ Part = Sequence[Trajectory]  # a micro-batch
 
 
 def update(config: Config, repeats: int) -> Rows:
-    """Time forward and backward on up to 32 trajectories, cut after 1 to 5 turns."""
+    """Time a forward and backward pass on up to 32 trajectories, cut after 1 to 5 turns."""
     model, tokenizer = load_model(config.model)
     policy = Policy(model)
     plain = load_plain(config.model)
@@ -165,7 +165,7 @@ def print_share_of_peak(operations: int, cpu_s: float) -> None:
 
 
 def measure_peak() -> float:
-    """Measure operations per CPU second of a large float32 matrix product, the best of five."""
+    """Return the operations per CPU second of a large float32 matrix product, the best of five."""
     rows, width = 1024, 1536
     a = torch.randn(rows, width)
     b = torch.randn(width, width)
@@ -261,5 +261,5 @@ def trl_loss(trainer, batch: Batch, indices: list[int]) -> Tensor:
         "tool_mask": response_mask[:, 1:],
         "advantages": batch.advantages[indices],
     }
-    mean = trainer._compute_loss(trainer.model, inputs)  # per token of the micro-batch
+    mean = trainer._compute_loss(trainer.model, inputs)  # over the tokens of the micro-batch
     return mean * response_mask.sum() / batch.num_tokens

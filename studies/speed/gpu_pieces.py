@@ -10,7 +10,6 @@ from support.terminal import run_main
 
 
 def read_piece(argv: list[str]) -> tuple[str, Config, float]:
-    """Read the command line. Returns: name of a piece, settings, --limit_s."""
     names = [piece.name for piece in PIECES]
     if not argv or argv[0] not in names:
         given = argv[0] if argv else "nothing"
@@ -55,7 +54,7 @@ Case = Callable[[], Values]
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
 RESERVED_S = 40  # no further iteration begins in the last 40 seconds before --limit_s
-# dtype -> how far the metrics of COMPARED may differ, relatively, from those of a CPU in float32
+# dtype -> allowed relative difference of a metric in COMPARED from its value on a CPU in float32
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
 PACKAGES = ("torch", "transformers", "vllm", "flash-attn", "triton", "peft", "tensorboard")
@@ -81,7 +80,7 @@ def main(argv: list[str]) -> None:
 def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.device) -> None:
     """Measure the cases that are new or waiting.
 
-    A piece with vLLM measures one case in a process, because vLLM cannot start twice in it.
+    If the piece needs vLLM, measure only one case, because vLLM cannot start twice in a process.
     """
     todo = [name for name in cases if results.state(piece, name) in ("", "waiting")]
     for name in todo:
@@ -102,7 +101,7 @@ def measure_case(piece: str, name: str, case: Case, results: Results, device: to
     except NotAvailable as reason:
         results.add(piece, name, "skipped", reason=str(reason))
     except Exception as error:
-        # The other cases should still run.
+        # The remaining cases of the piece should still run.
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         results.add(piece, name, "failed", reason=text)
         print(text, flush=True)
@@ -120,7 +119,7 @@ def release_memory(device: torch.device) -> None:
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
     """Return the cases of a piece by name, the most useful first.
 
-    Args: deadline: value of time.perf_counter() after which only a first iteration begins.
+    Args: deadline: value of time.perf_counter() after which no iteration begins, except the first.
     """
     if piece == "environment":
         return {"this machine": partial(describe_machine, device)}
@@ -170,9 +169,7 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
-    """Return cases with attention by varlen or SDPA, eager or compiled.
-
-    With `packs` 1, the case "varlen, eager" is left out, because the piece `update` measures it."""
+    """Leave out the case "varlen, eager" with `packs` 1, because the piece `update` measures it."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -189,7 +186,6 @@ def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
 
 
 def flagship_cases(config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
-    """Return PPO on FrozenLake, and PPO on Sokoban with the settings of RAGEN's log."""
     model = f"--model={config.model}"
     cases = {}
     for name, arguments in {
@@ -208,7 +204,6 @@ def flagship_cases(config: Config, device: torch.device, deadline: float) -> dic
 
 
 def describe_machine(device: torch.device) -> Values:
-    """Return versions, clocks, and the rates of a matrix product and of a copy."""
     values: Values = {"Python": platform.python_version()}
     for package in PACKAGES:
         values[package] = version_of(package)
@@ -252,7 +247,6 @@ def tiny_config(device: torch.device, engine: str = "torch", dtype: str = "auto"
 
 
 def start(config: Config, device: torch.device) -> tuple:
-    """Make learner, engine and chat of a run, and sync the weights."""
     dtype = pick_dtype(config.dtype, device)
     learner, engine, chat = build_learner(config, device, dtype)
     parallel.sync_weights(engine, learner.policy)
@@ -281,7 +275,7 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
 
 
 def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Values:
-    """Run one iteration on `device`, and compare it with the one on the CPU.
+    """Run one iteration on `device`, and compare it with the iteration of `reference_on_cpu`.
 
     The update trains on the trajectories that the CPU sampled and kept. The torch engine samples
     the same tokens on both devices, except where rounding changes a token.
@@ -332,7 +326,8 @@ def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> t
 
 
 def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> list[str]:
-    """Return a sentence for each metric that differs from the CPU's by more than `tolerance`."""
+    """Return a sentence for each metric that differs from the CPU's by more than `tolerance`,
+    relative to the CPU's."""
     problems = []
     for key in COMPARED:
         found = metrics[key]
@@ -391,7 +386,7 @@ def load_or_build(config: Config, device: torch.device):
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
     """Return settings of PPO on FrozenLake for a model with random weights, small on a CPU.
 
-    Without filter_zero_std, the filter would drop all groups: their scores are equal."""
+    Without filter_zero_std, the filter would drop all groups, because their scores are equal."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":
@@ -403,9 +398,10 @@ def random_config(config: Config, device: torch.device, engine: str) -> Config:
 def time_iterations(
     config: Config, device: torch.device, num_iterations: int, deadline: float
 ) -> Values:
-    """Time up to `num_iterations` iterations of train.py; after `deadline` only the first begins.
+    """Time up to `num_iterations` iterations of train.py. After `deadline` no iteration begins,
+    except the first.
 
-    Medians leave out the first iteration, unless it is the only one."""
+    The medians leave out the first iteration, unless it is the only one."""
     if not Path(config.model).is_dir() and config.model.endswith("/random_model"):
         save_random(Path(config.model), sizes_for(device).shape, device=device)
     learner, engine, chat = start(config, device)
@@ -432,7 +428,8 @@ def median_of(rows: Sequence[dict], key: str) -> float:
 
 
 def time_flagship(config: Config, device: torch.device, deadline: float) -> Values:
-    """Time iterations with the pretrained weights of `config.model`."""
+    """Time iterations with the pretrained weights of `config.model`. Raises: NotAvailable if this
+    machine has no such weights."""
     is_folder = Path(config.model).is_dir()
     if not is_folder and not isinstance(try_to_load_from_cache(config.model, "config.json"), str):
         raise NotAvailable(

@@ -101,7 +101,7 @@ class Results:
         self.read()
 
     def read(self) -> None:
-        """Read the file, to which other processes add lines."""
+        """Read the file again, because other processes add lines to it."""
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         for line in lines:
             row = json.loads(line)
@@ -127,7 +127,8 @@ class Results:
 
 
 def chosen_pieces(names: str) -> list[Piece]:
-    """Return the pieces with these names; "" for all. Raises: UserError for an unknown name."""
+    """Return the pieces in a comma-separated list; "" means all. Raises: UserError for an unknown
+    name."""
     by_name = {piece.name: piece for piece in PIECES}
     chosen = names.split(",") if names else list(by_name)
     for name in chosen:
@@ -139,7 +140,7 @@ def chosen_pieces(names: str) -> list[Piece]:
 def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
     """Return the pieces that are not done, the failed ones last.
 
-    A failed `environment` keeps its place: without a working device all others would fail.
+    A failed `environment` keeps its place, because on a broken device all later pieces would fail.
     """
     states = {piece: results.state(piece.name) for piece in pieces}
     open_pieces = [piece for piece in pieces if states[piece] != "done"]
@@ -150,8 +151,6 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
 
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
     """Measure the cases of a piece, and add the state of the piece to the results.
-
-    If a process ends early, another process measures the cases that are left.
 
     Args: deadline: value of time.perf_counter() at which the last process must have ended.
     """
@@ -169,7 +168,7 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
         ending = run_once(piece, config, results, deadline)
         still_waiting = len(cases_in(("waiting",), piece, results))
         has_time = deadline - time.perf_counter() >= MIN_PROCESS_S
-        # The process began no case if as many are waiting as before.
+        # As many cases waiting as before: the process began none, so another would begin none.
         if still_waiting in (0, num_waiting) or not has_time:
             break
         num_waiting = still_waiting
@@ -200,7 +199,6 @@ def cases_in(states: Sequence[str], piece: Piece, results: Results) -> list[str]
 
 
 def reason_to_skip(piece: Piece, device: str) -> str:
-    """Return why a piece cannot run on this machine; "" if it can."""
     if piece.needs and device == "cpu":
         return "it is measured on GPUs only"
     if piece.needs == "vllm" and importlib.util.find_spec("vllm") is None:
@@ -261,7 +259,6 @@ def last_lines(log: Path) -> str:
 
 
 def write_report(results: Results) -> str:
-    """Write report.md beside the results. Returns: its text."""
     parts = []
     for piece in PIECES:
         parts.append(f"### {piece.title} (`{piece.name}`)\n\n{table_of(piece, results)}\n")
@@ -272,7 +269,6 @@ def write_report(results: Results) -> str:
 
 
 def table_of(piece: Piece, results: Results) -> str:
-    """Return a table of the cases of a piece, or why none was measured."""
     rows = [row for (name, case), row in results.rows.items() if name == piece.name and case]
     if not rows:
         process = results.rows.get((piece.name, ""))
@@ -293,7 +289,6 @@ def line_of(cells: list[str]) -> str:
 
 
 def describe(value: float | str) -> str:
-    """Return texts unchanged, floats below 1,000 with three digits, other numbers as integers."""
     if isinstance(value, str):
         return value
     if isinstance(value, int) or abs(value) >= 1000:

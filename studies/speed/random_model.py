@@ -4,9 +4,9 @@
     python -m studies.speed.random_model out/qwen --layers=2     # the same widths and vocabulary
     python train.py config/frozenlake_grpo.py --model=out/qwen --filter_zero_std=True
 
-The tokenizer of base/ knows 768 of the 151,936 tokens. All others decode to nothing. So nearly
-every reply is malformed, and scores are equal. Without --filter_zero_std=True, the filter drops
-groups with equal scores.
+The tokenizer of base/ knows 768 of the 151,936 tokens. All other tokens decode to nothing. So
+nearly every reply is malformed, and scores are equal. Without --filter_zero_std=True, the filter
+drops groups with equal scores.
 """
 
 from configurator import UserError, read_option
@@ -19,7 +19,6 @@ MAX_LAYERS = 1000  # largest --layers
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:
-    """Read the command line. Returns: the folder, and --layers or None."""
     layers = None
     folders = []
     for argument in argv:
@@ -71,7 +70,7 @@ QWEN = {
 def build_random(
     shape: dict = QWEN, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> Qwen2ForCausalLM:
-    """Return a Qwen2 model with random float32 weights. Args: shape: settings of Qwen2Config."""
+    """Return a Qwen2 with random float32 weights. Args: shape: settings of Qwen2Config."""
     torch.manual_seed(seed)
     config = Qwen2Config(**shape, attn_implementation="layout")
     with torch.device(device):

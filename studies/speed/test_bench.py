@@ -1,7 +1,4 @@
-"""Tests of bench.py and its benchmarks.
-
-python -m pytest -q studies/speed/test_bench.py
-"""
+"""Tests of bench.py and its benchmarks."""
 
 from types import SimpleNamespace
 
@@ -98,7 +95,8 @@ def test_the_update_of_the_untrained_model(monkeypatch, capsys):
 
 
 def test_operations_of_an_update():
-    """6 body weights (2 x 3) for 7 tokens, 10 head weights (5 x 2) for 4 sampled tokens."""
+    """All 7 tokens use the 2 x 3 weights of the body. The 4 sampled tokens use the 5 x 2 of the
+    head, too."""
     model = torch.nn.Module()
     model.embed = torch.nn.Embedding(5, 2)
     model.up = torch.nn.Linear(2, 3, bias=False)

@@ -1,7 +1,4 @@
-"""Tests of studies/speed/gpu_report.py, gpu_pieces.py and bench_gpu.py, on a CPU.
-
-python -m pytest -q studies/speed/test_gpu_report.py
-"""
+"""Tests of studies/speed/gpu_report.py, gpu_pieces.py and bench_gpu.py, on a CPU."""
 
 import json
 import math
@@ -285,8 +282,8 @@ def test_metrics_that_differ_are_said_in_words():
 def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
-    # A segment of 2 tokens is followed by one of 3 tokens, which also sees the first segment. So
-    # 2 * 1 + 3 * 3.5 keys are seen. One of the 5 tokens is sampled.
+    # A segment of 2 tokens is followed by a segment of 3 tokens, which also sees the first segment.
+    # So the number of keys that queries see is 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5.
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
@@ -321,7 +318,6 @@ def test_the_kernel_is_chosen_for_one_case_only():
 
 
 def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
-    """PPO's critic adds 4/3 of the FLOP of the model without head."""
     monkeypatch.setattr(bench_gpu, "REPEATS", 1)
     monkeypatch.setattr(bench_gpu, "CPU_SIZES", CPU_SIZES._replace(pack_tokens=1000))
     seconds = iter([2.0, 4.0, 2.0, 4.0])
@@ -332,7 +328,8 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
     monkeypatch.setattr(bench_gpu, "seconds_of", take_given_time)
     row = UpdateCase("W2").measure(CPU)
-    # The 2 members of a group share 19 tokens. Each member adds 1 + 4 * 4 + 5 * 8 tokens.
+    # The 2 members of a group share 19 of the 20 tokens of their first prompt. Each member adds
+    # 1 + 4 * 4 + 5 * 8 tokens.
     num_tokens = 2 * (19 + 2 * 57)
     assert row["s"] == 4.0 and row["tokens/s"] == num_tokens / 4.0
     assert row["MFU"] * 4.0 == pytest.approx(row["s at the peak"])
@@ -345,7 +342,6 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
 @pytest.mark.slow
 def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
-    """The four measurements (pieces) take 20 CPU-s."""
     arguments = [
         "--device=cpu",
         f"--out_dir={tmp_path}",

@@ -1,7 +1,4 @@
-"""Tests of random_model.py, and of training with the widths and vocabulary of Qwen2.5-0.5B.
-
-python -m pytest -q studies/speed/test_random_model.py
-"""
+"""Tests of random_model.py, and of training with the widths and vocabulary of Qwen2.5-0.5B."""
 
 import json
 import math
