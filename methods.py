@@ -3,7 +3,7 @@
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
 methods here are off by default. The word in brackets is the setting that turns a method on, or the
 estimator's name. The docstring of a method's first function states its source ("Source") and when
-the method changes anything ("Has an effect").
+the method changes anything ("has an effect").
 
     reward density    spreads the reward of a game over its turns [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
@@ -57,8 +57,8 @@ def shape_rewards(
       is the length of the best plan, and 0 after a success. Without a plan, the first distance is
       1, and a later distance is twice the first.
 
-    Has an effect on games without an error if reward_density is not "native". If a game pays 1 for
-    a success and nothing else, only "plan" changes the rewards.
+    The method has an effect on games without an error if reward_density is not "native". If a game
+    pays 1 for a success and nothing else, only "plan" changes the rewards.
     Args: rewards, of the environment, one for each turn; density, see above; max_reward, the
         largest total reward of a success; plan_lengths, for "plan", the length of the best plan
         before the first turn and after each turn, 0 if there is none.
@@ -127,7 +127,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     `train.collect_rollouts` samples further groups, in at most sampling_rounds rounds. It does the
     same for all other estimators. DAPO samples whole batches and drops surplus groups.
 
-    Has an effect if sampling_rounds is above 1 and a group has an error or no variance.
+    The method has an effect if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
         wanted number of groups.
     Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers; here
@@ -157,7 +157,7 @@ def without_void_turns(has_void_turn: Tensor) -> Tensor:
     neither code nor an answer, and ends the game.) Trajectories with a void turn are not trained
     on, but their scores stay in the baselines of their groups.
 
-    Has an effect if a kept trajectory has a void turn.
+    The method has an effect if a kept trajectory has a void turn.
     Args: has_void_turn (B,) bool.
     Source: SimpleTIR, arXiv 2509.02479, the loss mask of the paper's code.
     >>> without_void_turns(torch.tensor([False, True, False])).tolist()
@@ -192,8 +192,8 @@ def gigpo_advantages(
     The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
     different times of the game are compared.
 
-    Has an effect on first turns, because a group has one start state, and on later turns that
-    share a state.
+    The method has an effect on first turns, because a group has one start state, and on later turns
+    that share a state.
     Args: states, K keys of the states in which the turns start, equal for equal states in a group;
         estimator, see `starpo.group_advantages`; gamma, discount from turn to turn; the others as
         for `starpo.advantages`.
@@ -232,8 +232,9 @@ def turn_ppo_advantages(
     and clip are still those of tokens, or of segments with sequence_ratio=True. A turn of L tokens
     counts L times in the policy loss and the value loss.
 
-    Has an effect in every run with this estimator; turn_gamma and turn_lam only with two turns or
-    more. With mask_observations=False, a turn begins with the observation before the reply.
+    The estimator has an effect in every run. turn_gamma and turn_lam matter only in trajectories of
+    two turns or more. With mask_observations=False, a turn begins with the observation before the
+    reply.
     Args, returns: as for `starpo.advantages`, but not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
@@ -280,11 +281,11 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     "seq_mean_token_mean". GSPO weighs no single token, so `starpo.importance_weights` is not used
     with it.
 
-    Has an effect from the second optimizer step of an iteration on; in the first step, s is 1 up to
-    rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the first step,
-    too: rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above 1. So
-    config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs). Then
-    the importance weights that GSPO leaves out are not 1.
+    The method has an effect from the second optimizer step of an iteration on. In the first step, s
+    is 1 up to rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the
+    first step, too: rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
+    1. So config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
+    Then the importance weights that GSPO leaves out are not 1.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, one
@@ -303,11 +304,11 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
     """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
-    Can have an effect if pi and pi_engine differ. With [0.5, 5] and the engine's old log-probs,
-    PPO's clip already stops the gradient for A > 0 and a ratio above 5, and for A < 0 and a ratio
-    below 0.5. The mask stops the two other cases: A > 0 and a ratio below 0.5, or A < 0 and a ratio
-    above 5. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip stays. Ring-1T
-    takes the ratio pi_old / pi_engine.
+    The method can have an effect if pi and pi_engine differ. With [0.5, 5] and the engine's old
+    log-probs, PPO's clip already stops the gradient for A > 0 and a ratio above 5, and for A < 0
+    and a ratio below 0.5. The mask stops the two other cases: A > 0 and a ratio below 0.5, or A < 0
+    and a ratio above 5. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip stays.
+    Ring-1T takes the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -331,8 +332,8 @@ def sequence_mask(
     a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. Dropped
     tokens stay in the denominator of the loss.
 
-    Can have an effect if pi and pi_engine differ: from the second optimizer step on, and by
-    rounding in bfloat16 in the first step, too.
+    The method can have an effect if pi and pi_engine differ: from the second optimizer step on, and
+    by rounding in bfloat16 in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); segment_ids, see `gspo_log_ratio`; bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
@@ -356,8 +357,8 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     not clip PPO's ratio. The objective is min(pi / pi_engine, importance_cap) * A. The paper has no
     cap.
 
-    Can have an effect if pi and pi_engine differ: from the second optimizer step on, and by
-    rounding in bfloat16 in the first step, too.
+    The method can have an effect if pi and pi_engine differ: from the second optimizer step on, and
+    by rounding in bfloat16 in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); bound in (0, 1], a difference of probabilities.
     Returns: (R,) bool.
     Source: DPPO, arXiv 2602.04879, equation 12.
@@ -378,8 +379,8 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     does not count. RAGEN v1's mask (mask_observations=False) puts observation tokens into the
     policy loss instead, where they get advantages like response tokens.
 
-    Has an effect if trajectories have several turns, context_turns is 0 and mask_observations is
-    True.
+    The method has an effect if trajectories have several turns, context_turns is 0 and
+    mask_observations is True.
     Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling
         temperature, with gradient; num_observation_tokens, the number of observation tokens in the
         whole mini-batch, so that the losses of micro-batches add up.

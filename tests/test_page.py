@@ -200,8 +200,8 @@ def test_slips_faults_and_credit_are_shown(page):
     assert page.locator(".fact").all_text_contents()[-1] == "✓ valid"
     note = "The filter kept this group: the standard deviation of its scores is 0.5. "
     assert texts_of(page, "#filter-note") == [f"{note}It kept 1 of 8 groups."]
-    # The largest advantage of the group, 1.5, has a bar of half the width. A card shows the
-    # selected turn, turn 2. If a game ended earlier, its card shows its last turn.
+    # Bars start in the middle, so the largest advantage of the group, 1.5, fills half of the width.
+    # A card shows the selected turn, turn 2. If a game ended earlier, its card shows its last turn.
     widths = "all => all.map(fill => Math.round(parseFloat(fill.style.width)))"
     assert page.locator(".turns .bar i").evaluate_all(widths) == [50, 17]
     assert page.locator(".card .bar").evaluate_all("all => all.map(bar => bar.className)") == [
