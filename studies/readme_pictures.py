@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
 
 
 def train() -> None:
-    """Start or continue RUN; if it is finished, train.py does nothing.
+    """Start or continue RUN. If it is finished, train.py only prints its report.
 
     Raises: UserError if train.py fails, for example because RUN has other settings."""
     command = [sys.executable, *TRAIN]

@@ -120,7 +120,7 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
 
 
 def describe_cuts(demonstrations: Sequence[Trajectory]) -> str:
-    """Say how many demonstrations or replies a limit on tokens cut off; "" for none."""
+    """Say how many demonstrations and replies were cut off by limits of tokens; "" if none were."""
     num_games = sum(trajectory.status == "out_of_tokens" for trajectory in demonstrations)
     turns = [turn for trajectory in demonstrations for turn in trajectory.turns]
     num_replies = sum(bool(turn.record and turn.record.cut_by) for turn in turns)

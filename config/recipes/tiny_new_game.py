@@ -1,8 +1,7 @@
-# Extra settings for tiny.py: a game whose words the tiny base model has never seen. Run SFT before
-# RL, and pass the model of SFT to RL with --model=DIR (studies/imitation/new_games.md).
-# Example:
-#   python train.py config/spell_grpo.py config/models/tiny.py config/recipes/tiny_new_game.py \
-#       --model=DIR
+# Extra settings after tiny.py, for a game whose words the tiny base model has never seen. Run SFT
+# before RL, and pass the model of SFT to RL with --model=DIR (studies/imitation/new_games.md).
+# Example: python train.py config/spell_grpo.py config/models/tiny.py
+# config/recipes/tiny_new_game.py \ --model=DIR
 
 think = False
 max_response_tokens = 48
