@@ -30,7 +30,7 @@ StarPO-S trains only on the groups with the largest score std (`filter_groups`),
 clip_high and without KL. In the paper StarPO-S has a critic; here any estimator will do.
 
 This file has the methods of RAGEN's papers and training script, and truncated importance sampling
-(`importance_weights`). All other methods are in `methods.py`.
+(`importance_weights`). Methods of other papers are in `methods.py`.
 
 Shapes: P prompt groups, N rollouts per group (group_size), B trajectories (P * N before the
 filter), K turns and R response tokens in all. Response tokens are the tokens that the policy

@@ -153,7 +153,7 @@ def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(
 
 
 def leave_as_if_killed(out_dir, whole, rows):
-    """Make the folder look as if the run was killed while it saved iteration 4."""
+    """Leave an unfinished checkpoint of iteration 4, rows up to iteration 3, and half a line."""
     shutil.copytree(whole / "checkpoint-000004", out_dir / "partial")
     (out_dir / "partial" / "manifest.json").unlink()
     with (out_dir / "metrics.jsonl").open("a") as file:

@@ -62,9 +62,11 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """The rank correlation of the estimated advantages with a second estimate, or NaN.
+        """The rank correlation of the estimated advantages with those from as many new draws, or
+        NaN.
 
-        Source: the formula of Spearman and Brown, for two estimates from half of the draws each."""
+        The correlation of two estimates from half of the draws each predicts it. Source: the
+        formula of Spearman and Brown."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
