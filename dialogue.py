@@ -1,8 +1,9 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
-An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
-replies. It enforces the limits of turns and of actions in a turn. envs.py enforces the limit of
-actions in a game, and rollout.py the limits of tokens.
+An `Episode` shows an environment of `envs.py` as messages, and enforces the limit of turns. It
+executes as many actions of a reply as are allowed in a turn and left in the game. The other actions
+are surplus. envs.py ends a game whose actions are used up, and rollout.py enforces the limits of
+tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
 or if it executes no action. After the action that ends the game, illegal actions are no fault, but
@@ -196,8 +197,8 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # All games share one system message. Bandit draws the names of its actions for each game,
-        # so its class has no `actions`, and the system message names none.
+        # All games of an environment share one system message, so it lists the actions of the
+        # class. Bandit's class has none, because each game draws its own names.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."

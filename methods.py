@@ -124,8 +124,9 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
     In GRPO all advantages of a group without variance are 0, so the group is of no use. So
-    `train.collect_rollouts` samples further groups, in at most sampling_rounds rounds. It does the
-    same for all other estimators. DAPO samples whole batches and drops surplus groups.
+    `train.collect_rollouts` samples further groups. With the first round there are at most
+    sampling_rounds rounds. It does the same for all other estimators. DAPO samples whole batches
+    and drops surplus groups.
 
     The method has an effect if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
@@ -285,7 +286,7 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     is 1 up to rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the
     first step, too: rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
     1. So config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
-    Then the importance weights that GSPO leaves out are not 1.
+    Its price: the importance weights of tokens are no longer 1, and GSPO does not apply them.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, one
@@ -304,11 +305,11 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
     """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
-    The method can have an effect if pi and pi_engine differ. With [0.5, 5] and the engine's old
-    log-probs, PPO's clip already stops the gradient for A > 0 and a ratio above 5, and for A < 0
-    and a ratio below 0.5. The mask stops the two other cases: A > 0 and a ratio below 0.5, or A < 0
-    and a ratio above 5. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip stays.
-    Ring-1T takes the ratio pi_old / pi_engine.
+    The method can have an effect if pi and pi_engine differ. With [0.5, 5], and if pi_old is
+    pi_engine (the default), PPO's clip already stops the gradient for A > 0 and a ratio above 5,
+    and for A < 0 and a ratio below 0.5. The mask stops the two other cases: A > 0 and a ratio below
+    0.5, or A < 0 and a ratio above 5. INTELLECT-3 takes the same ratio, but does not clip. Here
+    PPO's clip stays. Ring-1T takes the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])

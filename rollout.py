@@ -49,8 +49,8 @@ class Turn:
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, with the end-of-turn token if it was sampled. `unmask` adds prompt tokens.
-    # An API gives no ids. Then the list holds the whole text, followed by empty strings, with one
-    # entry for each token.
+    # An API gives no ids. Then the list has one entry for each token of the response: first the
+    # whole text, then empty strings.
     response_ids: list[int] | list[str]
     # log pi_engine of response_ids at the sampling temperature, nats; NaN if the engine gave none
     rollout_logprobs: list[float]

@@ -187,9 +187,9 @@ def normalize_rewards(
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    First the rewards of the turns are divided by std + 1e-6, or set to 0 if all scores are equal.
-    "mean" leaves out this first step. Then the reward of the last turn changes, so that the rewards
-    of the trajectory sum to its new score.
+    The rewards of the turns are scaled like the score: divided by std + 1e-6, or set to 0 if all
+    scores are equal. With "mean" they stay as they are. Then the reward of the last turn changes,
+    so that the rewards of the trajectory sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.

@@ -106,8 +106,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # The last iteration of a run is always evaluated, and `run.scores` holds its scores. It is None
-    # if this process did no iteration, for example with num_iterations=0.
+    # The last iteration of a run is always evaluated, and `run.scores` holds its scores.
+    # `run.scores` is None if this process did no iteration, for example with num_iterations=0.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(play_references)  # the report compares the policy with reference players
@@ -309,8 +309,8 @@ class Experience:
     """The kept trajectories as inputs of the model, with the numbers that the losses need.
 
     A sequence is one input of the model: a trajectory or, with context_turns, a single turn. A
-    tensor (R,) has one number for each response token of the S sequences, sequence after
-    sequence."""
+    tensor (R,) has one number for each response token of the S sequences, sequence after sequence.
+    The settings sequence_ratio and sequence_mask mean segments, which papers call sequences."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
     trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
@@ -374,7 +374,7 @@ def build_experience(
     turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
     segment_ids = turn_ids
     if config.segment == "trajectory":
-        # With context_turns, a sequence is one turn, and so is a segment.
+        # A segment is a sequence: a whole trajectory or, with context_turns, one turn.
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 
@@ -546,9 +546,9 @@ def part_ids(lengths: list[int]) -> Tensor:
 def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Metrics of tokens are averaged over all tokens (observation_nll: over those of observations),
-    and gradient norms over steps. logprob_diff_* are from the first step, and None if the engine
-    gives no log-probs.
+    Metrics of tokens are averaged over all tokens, and gradient norms over steps. observation_nll
+    is averaged over the observation tokens of a mini-batch; a mini-batch counts by its response
+    tokens. logprob_diff_* are from the first step, and None if the engine gives no log-probs.
 
     Returns: the metrics by name."""
     config = learner.config
@@ -678,7 +678,8 @@ def policy_loss(
     if config.observation_coef:  # ECHO
         nll = methods.echo_loss(all_logprobs[len(token_weights) :], num_observation_tokens)
         loss = loss + config.observation_coef * nll
-        metrics["observation_nll"] = nll.detach() * num_tokens  # divided by `mean_over_steps`
+        # nll is a mean already, but `mean_over_steps` divides every metric by the tokens.
+        metrics["observation_nll"] = nll.detach() * num_tokens
     if learner.ref:
         kl = starpo.kl_penalty(logprobs, micro_batch.ref_logprobs, config.kl_estimator)  # (R,)
         metrics["kl_ref"] = kl.detach().sum()
