@@ -106,7 +106,7 @@ class Learner:
         """Handle an optimizer step that is skipped, because a metric or the gradient is not finite.
 
         If only the gradient is not finite and the loss scale is above 1, the scale is halved,
-        because the scaled gradient was too large for float16. All other steps count as bad.
+        because the scaled gradient was too large for float16. Any other skipped step counts as bad.
 
         Raises: UserError after max_bad_steps bad steps in a row."""
         iteration = self.step + 1

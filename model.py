@@ -137,7 +137,7 @@ def compile_blocks(layers: Sequence[nn.Module]) -> None:
     """Compile the MLPs and norms in place.
 
     The number of tokens is dynamic, so one compilation serves rows of all lengths. Attention is not
-    compiled, because the sequences in a row have other numbers and lengths each time.
+    compiled, because the number and the lengths of the sequences differ from row to row.
     """
     torch._dynamo.config.recompile_limit = MAX_COMPILED_VERSIONS
     for layer in layers:

@@ -36,8 +36,9 @@ except ImportError:
 # In varlen_attn of torch 2.12, query heads can share a key head. In torch 2.11 they cannot.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
-# A part of a sequence can have more keys than queries. Below this ratio of keys to queries, a
-# causal kernel that also gets the queries of the context is faster than a mask (see `masks`).
+# A piece (a part of a sequence) can have more keys than queries. Below this ratio of keys to
+# queries, a causal kernel that also gets the queries of the context is faster than a mask (see
+# `masks`).
 MAX_CAUSAL_RATIO = 1.4
 
 

@@ -2,7 +2,7 @@
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued. The
-policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` come before them.
+policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are all other tokens.
 
 A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
 rollouts for players that answer in text: reference players, demonstrations, API models, a human.
@@ -35,7 +35,7 @@ MAX_REWARD = 1e9  # a larger absolute reward of a turn is an error, because sums
 
 @dataclass
 class Credit:
-    """Advantage and value of a turn, for records; None for turns that the filter dropped."""
+    """Advantage and value of a turn, for records; None unless the filter kept the group."""
 
     advantage: float | None = None  # as in the loss, averaged over the response tokens
     value: float | None = None  # of the critic, if there is one, at the first response token

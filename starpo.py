@@ -47,8 +47,8 @@ Differences from the paper and from RAGEN's code:
   loss.
 - GAE steps from the last token of a turn directly to the first token of the next turn. RAGEN v1
   steps through the observation between them, with values of 0.
-- The ends of turns are known from their lengths. RAGEN takes each token with a nonzero reward as
-  the end of a turn, so it misses turns with reward 0.
+- The reward of a turn is on its last token, and the lengths of turns say which token this is. RAGEN
+  takes each token with a nonzero reward as the end of a turn, so it misses turns with reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
   RAGEN takes the std of normalised scores if normalisation within groups is on. RAGEN-2 excludes
   groups whose value in the ranking is 0.

@@ -68,7 +68,8 @@ from support.training_metrics import (
     mean_over_steps,
 )
 
-# Each random stream of this file has its own number in its seed, so that no two are equal.
+# Each random stream of this file has its own number in its seed, so that no two are equal. Other
+# files have other numbers.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
@@ -107,7 +108,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
     # The last iteration of a run is always evaluated, and `run.scores` holds its scores.
-    # `run.scores` is None if this process did no iteration, for example with num_iterations=0.
+    # `run.scores` is None if this process did no iteration: with num_iterations=0, or if an earlier
+    # process ended after the last checkpoint and before the report.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(play_references)  # the report compares the policy with reference players
@@ -184,7 +186,8 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
 
     Every rank plays a part of the trajectories and returns all of them. The first round samples
     num_groups groups. With dynamic sampling (sampling_rounds > 1), further rounds sample more
-    groups, until num_groups groups have variance. There are at most sampling_rounds rounds."""
+    groups, until num_groups groups have variance. There are at most sampling_rounds rounds. The
+    result may hold more than num_groups groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -678,7 +681,7 @@ def policy_loss(
     if config.observation_coef:  # ECHO
         nll = methods.echo_loss(all_logprobs[len(token_weights) :], num_observation_tokens)
         loss = loss + config.observation_coef * nll
-        # nll is a mean already, but `mean_over_steps` divides every metric by the tokens.
+        # nll is a mean already, but `mean_over_steps` divides this metric by the tokens.
         metrics["observation_nll"] = nll.detach() * num_tokens
     if learner.ref:
         kl = starpo.kl_penalty(logprobs, micro_batch.ref_logprobs, config.kl_estimator)  # (R,)

@@ -1,4 +1,4 @@
-"""Tests of worlds/text: tool_use.py and documents.py by hand, search, a user's files."""
+"""Tests of tool_use.py and documents.py: tasks by hand, search, a user's files."""
 
 from configurator import load_config
 

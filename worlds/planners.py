@@ -35,7 +35,8 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
     """Return the moves of the safest shortest path to the goal, for every cell with a path.
 
-    The risk of a path is the sum, over its moves, of the holes into which the move could slip.
+    The risk of a path is the sum, over its moves, of the number of holes into which a move could
+    slip.
     """
     paths = {}
     risks = {}

@@ -49,7 +49,8 @@ class Gem(Hub):
         with self.isolation.run():
             defaults = find_game(name)
         self.arguments = REPAIRS.get(name, {}) | parse_settings(settings)
-        # At the start of each game, GEM draws a value for an argument that is None.
+        # At the start of each game, GEM draws a value for an argument that is None, so the rules
+        # vary.
         self.has_fixed_rules = None not in (defaults | self.arguments).values()
         self.kind = KINDS.get(kind_of(name), OTHER)
 

@@ -19,11 +19,11 @@ from envs import Move, make_env, show
 from worlds.hubs.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text.base import require_package
 
-# In rendered text, a background colour marks the player's cell. `_describe` shows [ ] instead.
+# In rendered text, a background colour marks the player's cell. `_describe` puts it in [ ] instead.
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the line in which a renderer shows the last action
-MAX_NUMBERS = 50  # largest count of numbers in an observation
+MAX_NUMBERS = 50  # largest count of numbers that an observation may show
 GAMMA = 0.99  # discount factor in `best_actions`
 SUCCESSES = ("reward", "end", "limit")
 

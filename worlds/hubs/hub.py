@@ -150,8 +150,8 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 def has_few_starts(spec: str) -> bool:
     """Whether two of the games with the first 100 seeds have the same first observation.
 
-    The fixed evaluation prompts take 512 first observations. If only 1,000 existed, 100 seeds would
-    have 100 different ones with probability 0.6 %.
+    The two fixed splits (eval and heldout) take 512 first observations. If only 1,000 existed, 100
+    seeds would have 100 different ones with probability 0.6 %.
     """
     env = make_env(spec)
     seen = set()

@@ -230,7 +230,8 @@ class Index:
         the word.
         """
         scores = np.zeros(len(self.documents))
-        # sorted, because another order of the words would round the sums differently
+        # sorted, because the order of a set is random, and another order rounds the sums
+        # differently
         for word in sorted(words_of(query)):
             numbers = self.places.get(word)
             if numbers is not None:
