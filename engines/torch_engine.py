@@ -113,7 +113,7 @@ class TorchEngine:
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # unfinished responses, by trajectory
-        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> first trajectory
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> trajectory to copy
         self.waiting: list[_Request] = []
 
     @property

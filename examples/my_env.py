@@ -22,7 +22,8 @@ class Doors(Env):
 
     actions = tuple(f"door {number}" for number in range(1, 9))  # the names of the actions
     # An instance is one start of the game. Eight instances are too few to train on some and to
-    # evaluate on others. Leave `repeats` out if there are 1,024 instances or more.
+    # evaluate on others: with `repeats`, training and evaluation share them. Leave `repeats` out if
+    # there are 1,024 instances or more.
     repeats = True
 
     def __init__(self, *, reward: float = 1.0, **common):  # an option: --env=...:Doors,reward=2

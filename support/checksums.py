@@ -137,7 +137,7 @@ class LogChecksums:
 
 
 def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
-    """The names of the logs that no longer match their checksums in a checkpoint.
+    """The names of the logs whose lines up to a checkpoint no longer match its checksums.
 
     Returns: the names; [] for a checkpoint without logs.json, from an older version.
     Raises: UserError if a file cannot be read, or logs.json names a file that is not in LOGS."""

@@ -51,7 +51,8 @@ class Log:
             self.wandb = WandbLog(out_dir, len(history) + 1, config)
 
     def write(self, row: dict[str, float | str | None], samples: Sequence[Trajectory] = ()) -> None:
-        """Write the metrics of an iteration to all logs, and trajectories to TensorBoard and W&B.
+        """Write the metrics of an iteration to all logs, and some trajectories to TensorBoard and
+        W&B.
 
         Raises: ValueError if a metric of the row is missing or unknown.
         """

@@ -142,7 +142,7 @@ def sample_thoughts(
     max_thoughts: int,
     rng: np.random.Generator,
 ) -> ThoughtSamples:
-    """Draw the two samples: each has at most `max_thoughts` thoughts, one per trajectory."""
+    """Draw the two samples: at most `max_thoughts` thoughts each, at most one per trajectory."""
     first = []
     sampled = []
     order = rng.permutation(len(thoughts_by_trajectory))

@@ -209,8 +209,8 @@ def read_records(path: str | Path, shape: dict) -> list[dict]:
     """Read the lines of a file of trajectories.
 
     Args: shape: of a line, see support/json_shapes.py.
-    Raises: UserError if a line has another shape, an empty seed or no turns. UserError if the file
-        has no line.
+    Raises: UserError if a line has another shape, an empty seed or no turns, or if there are no
+        trajectories.
     """
     records = []
     for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):

@@ -43,7 +43,7 @@ EVAL_KEYS = (  # metrics of an evaluation; metrics.jsonl names them eval_NAME
     "cut_frac",
     "cut_by_context_frac",
 )
-SHOWN_REPORT = 100_000  # most characters of scores.md that are printed
+SHOWN_REPORT = 100_000  # at most this many characters of scores.md are printed
 NEXT_STEPS = """
 next steps, for example:
   python -m tools.view {run}    # a page with every turn; --panel: curves that warn of a collapse

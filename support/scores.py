@@ -53,7 +53,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     pass@k is a mean over prompts. Let n be the smallest number of samples of a prompt. Then k is
     2, 4, 8, ... up to n, and n itself if n > 1."""
     successes = successes_by_prompt(trajectories)
-    samples = min(len(won) for won in successes.values())  # unequal numbers only in a replay
+    samples = min(len(won) for won in successes.values())  # the numbers may differ in a replay
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
     metrics["error_frac"] = num_errors / len(trajectories)
@@ -77,7 +77,7 @@ def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, .
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute the metrics of support/metrics.py that are means over trajectories or turns.
 
-    One of them, thought_true_frac, is a mean over the checked sentences of thoughts.
+    The exception is thought_true_frac, a mean over the checked sentences of thoughts.
     """
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
@@ -170,7 +170,7 @@ def differences(
 
     The rows are paired by prompt. Each line is in %, with a 95 % interval
     (`statistics.difference_interval`). Models whose runs differ only in the seed get one more line,
-    for all seeds together. The last lines say which models are not such seeds, and why.
+    for all seeds together. The last lines say which models are not pooled with others, and why.
 
     Args: reference: the beginning of a row's name, with or without the environment before it;
         folders: a row's name -> folder of its model, if the two differ.

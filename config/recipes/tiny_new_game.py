@@ -1,7 +1,8 @@
 # Extra settings after tiny.py, for a game whose words the tiny base model has never seen. Run SFT
 # before RL, and pass the model of SFT to RL with --model=DIR (studies/imitation/new_games.md).
-# Example: python train.py config/spell_grpo.py config/models/tiny.py
-# config/recipes/tiny_new_game.py \ --model=DIR
+# Example:
+#   python train.py config/spell_grpo.py config/models/tiny.py config/recipes/tiny_new_game.py \
+#       --model=DIR
 
 think = False
 max_response_tokens = 48

@@ -93,7 +93,7 @@ def read_run(folder: Path) -> TrainedRun:
 
     If a restart changed how the run evaluates, earlier evaluations are left out.
 
-    Raises: UserError if the folder holds no run, no evaluation, or wrong data."""
+    Raises: UserError if the folder holds no run, no evaluation, or data that no run writes."""
     config = load_saved(folder)
     wins = read_wins(folder / "scores.json")
     evaluations = {}

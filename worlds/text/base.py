@@ -103,7 +103,7 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """Return the possible command that shares most words with the final one; the first of ties."""
+        """Return the possible command with most words of the final command; the first of ties."""
         return max(self.commands, key=lambda name: len(self.final_words.intersection(name.split())))
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
