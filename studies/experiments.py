@@ -24,7 +24,8 @@ class Curve:
     """A training run: names of files in config/, and settings that override these files.
 
     If `sft` is given, SFT with the files and overrides of `sft` trains the model from which the run
-    starts. The run itself also uses the files and overrides of `sft`.
+    starts. The run itself also uses the files and overrides of `sft`. Curves with equal `sft` share
+    one SFT run for each seed.
     """
 
     files: tuple[str, ...]

@@ -8,9 +8,9 @@ A document is a dialogue. A pack holds the documents of one forward pass, all of
 Training begins with documents of a single question. Without this easy part, a model of this size
 does not learn to read boards.
 
-No document starts on an evaluation or held-out board (RESERVED). The corpus lacks three things that
-test generalisation: the meanings of the Sokoban symbols in "newvocab", board sizes other than those
-of WORLDS, and the bandit arms of "jobs_test".
+No document starts on an evaluation or held-out board (RESERVED), whatever its symbols. The corpus
+lacks three things that test generalisation: the meanings of the Sokoban symbols in "newvocab",
+board sizes other than those of WORLDS, and the bandit arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """

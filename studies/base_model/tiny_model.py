@@ -48,7 +48,7 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
     """Return a Qwen2 with random weights, and its tokenizer.
 
     Args: shape: layers x width, such as "4x128" (0.85 million parameters).
-    Raises: UserError if `shape` has another form.
+    Raises: UserError for another form, a width that is not a multiple of 32, or too large a size.
     """
     num_layers, width = _parse_shape(shape)
     tokenizer = build_tiny_tokenizer()

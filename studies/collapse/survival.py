@@ -104,7 +104,8 @@ def num_updates(row: Row) -> int:
 
 
 def is_alive(row: Row, starpo: Row) -> bool:
-    """Whether a run does not collapse, makes enough updates, and ends near StarPO's best success.
+    """Whether a run does not collapse, makes at least as many updates as StarPO, and ends at most
+    TOLERANCE below StarPO's best success.
 
     Args: starpo: the run of StarPO with the same seed and learning rate."""
     successes = tables.series(row)["eval_success"]

@@ -73,7 +73,8 @@ class Truth:
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """The rank correlation that exact advantages would have with the estimated ones, or NaN."""
+        """About the rank correlation that exact advantages would have with the estimated ones; or
+        NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:

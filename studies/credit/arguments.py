@@ -81,7 +81,8 @@ def _earlier_of(folder: str) -> tuple:
 
 
 def _credit_settings(config: Config) -> Config:
-    """Return the settings of training with native rewards, and without filter or KL term.
+    """Return the settings of training with native rewards and loss on replies only, without filter
+    or KL term.
 
     Raises: UserError if num_groups or group_size is below 2, or if env is not one frozenlake or one
         sokoban."""

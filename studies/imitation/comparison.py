@@ -8,7 +8,7 @@
 Every model and scripted player plays 16 games on each of 256 fixed prompts. A *row* is a JSON file
 in studies/imitation/rows/ with settings, commit, costs, and games won on each prompt. The script
 writes studies/imitation/table.md from the rows. It ignores rows that were made with other weights
-than the present ones in base/.
+than the present ones in base/. An interrupted run continues when the command starts again.
 """
 
 from configurator import UserError, load_config
@@ -108,10 +108,9 @@ def methods_of(
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
     """Return name of the row in table.md -> method, for StarPO-S, GiGPO and SAMPO.
 
-    Args:
-        star_po_s: number of RL iterations of StarPO-S.
-        later: number of RL iterations of GiGPO, and of SAMPO.
-        overrides: settings of GiGPO and SAMPO.
+    Args: star_po_s: number of RL iterations of StarPO-S. later: number of RL iterations of GiGPO,
+        and of SAMPO. Both are chosen so that a run takes about the CPU time of PPO. overrides:
+        settings of GiGPO and SAMPO.
     """
     ppo = (f"{name}_ppo",)
     grpo = (f"{name}_grpo",)
@@ -152,8 +151,8 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
     return World(title, (name,), methods, headline, overlays)
 
 
-# On FrozenLake, RL has 32 groups, because games are shorter than in Sokoban, and a penalty of -0.1,
-# because rewards are a tenth of those in Sokoban.
+# Settings of RL in Sokoban. Games are longer than on FrozenLake (there 32 groups), and rewards are
+# ten times as large (there a penalty of -0.1).
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
