@@ -88,8 +88,8 @@ class Env:
 
     A subclass may override the attributes `repeats`, `max_reward`, `blocking` and `runs_programs`,
     and the methods from `key` to `optimal_length` below. docs/environments.md says when. The player
-    "optimal" needs `plan`. By default "greedy", demonstrations and --reward_density=plan need
-    `plan`, too.
+    "optimal" needs `plan`. The player "greedy", demonstrations and --reward_density=plan need
+    `plan`, too, unless the subclass overrides `greedy`, `demonstrate` or `optimal_length`.
 
     The arguments of `__init__` with a default are the options of the environment, as in
     `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with

@@ -1,5 +1,5 @@
-# StarPO-S with PPO on Rubik: a 2x2x2 cube, scrambled with one to three turns. Start from SFT
-# (docs/environments.md).
+# StarPO-S with PPO on Rubik: a 2x2x2 cube, scrambled with one to three turns. RL needs a model that
+# SFT has trained (docs/environments.md, "Rubik and Sudoku").
 # Launch:  torchrun --standalone train.py config/rubik_ppo.py
 
 env = "rubik:scramble=3"

@@ -378,7 +378,8 @@ def is_due(every: int, step: int) -> bool:
 def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
     """The success of the policy in best/. A later policy with a higher success replaces it.
 
-    Args: history: rows of metrics.jsonl, without successes under other prompts or rules.
+    Args: history: rows of metrics.jsonl; `eval_success` is None if the evaluation had other prompts
+        or rules.
     Returns: the success, -1 if `history` has none or best/ is lost; a sentence if best/ is
         lost, else ""."""
     known = {}

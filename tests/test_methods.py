@@ -1,4 +1,4 @@
-"""Tests of methods.py against numbers worked out by hand and slow loops."""
+"""Tests of methods.py against slow loops and against numbers worked out by hand."""
 
 from configurator import Config, UserError, load_config
 
