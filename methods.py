@@ -124,9 +124,9 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
     In GRPO all advantages of a group without variance are 0, so the group is of no use. So
-    `train.collect_rollouts` samples further groups. With the first round there are at most
-    sampling_rounds rounds. It does the same for all other estimators. DAPO samples whole batches
-    and drops surplus groups.
+    `train.collect_rollouts` samples further groups. There are at most sampling_rounds rounds, the
+    first one included. `collect_rollouts` does the same for all other estimators. DAPO samples
+    whole batches and drops surplus groups.
 
     The method has an effect if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the

@@ -309,7 +309,8 @@ def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Traject
         reply.
     """
     while not rollout.done:
-        reply = Reply("") if rollout.failure else player(rollout)  # `execute` returns the failure
+        # If there is a failure, `execute` returns it, whatever the reply.
+        reply = Reply("") if rollout.failure else player(rollout)
         if reply is None:
             rollout.trajectory.status = "out_of_tokens"
             break
@@ -385,8 +386,8 @@ def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size:
     whole group may fail, because one instance that cannot be played fails all its trajectories.
     With max_error_frac=0, no trajectory may fail.
 
-    Raises: UserError with the first error if more trajectories failed, or if every group has an
-        error.
+    Raises: UserError with the first error if more trajectories failed than may, or if every group
+        has an error.
     """
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:

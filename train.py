@@ -68,8 +68,8 @@ from support.training_metrics import (
     mean_over_steps,
 )
 
-# Each random stream of this file has its own number in its seed, so that no two are equal. Other
-# files have other numbers.
+# Each random stream of this file has its own number in its seed, so that no two are equal. The
+# constants SEED_... of other files have other numbers.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33

@@ -254,7 +254,7 @@ class TorchEngine:
                 is_extended = request.ids[: len(known)] == known
                 assert is_extended, "a trajectory's history must extend its previous history"
                 owner = key
-                start = len(known) - 1  # the last known token has no keys and values yet
+                start = len(known) - 1  # the last known token may have no keys and values yet
             elif len(self.row_keys) < self.max_running:
                 self.row_keys.append(key)
                 owner = self.prompt_owner.setdefault(tuple(request.ids), key)

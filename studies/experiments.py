@@ -411,7 +411,7 @@ FIGURES = {
         compare(GRIDS, ["ppo"], {f"online-{k}": online_k(k) for k in (1, 2, 5, 10)}),
     ),
     "fig11": Figure(
-        "does reasoning fade, and does a reward for true thoughts keep it",
+        "whether reasoning fades, and whether a reward for true thoughts prevents this",
         THOUGHTS + EVALUATION,
         compare(
             ENVS,

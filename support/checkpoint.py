@@ -281,7 +281,7 @@ def make_buffers(state: dict) -> tuple[Tensor, dict]:
 
     A GPU copies several times faster into pinned memory than into ordinary memory. torch's own
     pinned memory rounds each tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B
-    model. So the buffer is ordinary memory that CUDA pins.
+    model. So the buffer is allocated as ordinary memory, and then CUDA pins it.
 
     Returns: the buffer, uint8; the tensors in it, in dicts like those of `state`.
     """

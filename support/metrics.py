@@ -37,9 +37,9 @@ GROUPS = {
     "rollout": "The training trajectories, sampled at `temperature`. The score of a trajectory is "
     "the sum of its rewards and penalties.",
     "update": "The group filter and the optimizer steps. Metrics of tokens are means over the "
-    "response tokens of all optimizer steps. If nothing is left to train on, all metrics except "
-    "`kept_groups`, `kept_trajectories` and `bad_steps` are null. Metrics of the critic are null "
-    "without a critic.",
+    "response tokens of all optimizer steps, unless their row says otherwise. If nothing is left "
+    "to train on, all metrics except `kept_groups`, `kept_trajectories` and `bad_steps` are null. "
+    "Metrics of the critic are null without a critic.",
     "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. All metrics except "
     "`eval_success/ENV` are about the first evaluated environment. Null in iterations without an "
     "evaluation (`eval_every`).",

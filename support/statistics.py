@@ -231,9 +231,8 @@ def jackknife_interval(
     each time without one of the C clusters. Source: Efron and Stein, "The jackknife estimate of
     variance", 1981.
 
-    Args:
-        statistic: takes a mask (n,) of the observations to use; returns (...).
-        clusters: (n,) the cluster of each observation, as a number.
+    Args: statistic: takes a mask (n,) of the observations to use; returns values of any shape
+        (...). clusters: (n,) the cluster of each observation, as a number.
 
     Returns:
         The statistic of all observations (...) and the half-width (...), NaN for one cluster.

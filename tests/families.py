@@ -114,7 +114,7 @@ SMOLLM3_TEMPLATE = """\
 
 class Family(NamedTuple):
     config_class: type
-    settings: dict  # settings of the config besides WIDTHS
+    settings: dict  # settings of the config, which override WIDTHS
     template: str
     tokenizer_class: str
     special: tuple[str, ...]

@@ -143,9 +143,9 @@ def test_a_certain_difference(two_arms, capsys):
     grpo, _ = two_arms
     best = [write_run(f"best_s{s}", [6, 6], seed=s, estimator="dr_grpo") for s in range(3)]
     compare.main([*grpo, "vs", *best, "--out=result"])
-    # The seeds agree, so only prompts vary. The differences of the eight prompts are six times 1
-    # and twice 0. The method of the interval adds -1 and 1. The ten values have mean 0.6 and
-    # variance 0.44. 1.959964 * sqrt(0.044) = 0.41112
+    # The seeds agree, so only prompts vary. Of the differences of the eight prompts, six are 1 and
+    # two are 0. The method of the interval adds -1 and 1. The ten values have mean 0.6 and variance
+    # 0.44. 1.959964 * sqrt(0.044) = 0.41112
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     sentence = "The arm named first is better: the interval is above 0."
     assert line == f"- best - grpo: 75.0 [33.9, 100.0] points. {sentence}"

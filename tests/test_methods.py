@@ -724,7 +724,7 @@ def with_settings(learner, kept, **changes):
 
 
 def test_a_masked_token_has_no_gradient(played):
-    """Raised engine log-probs mask all tokens with negative advantages."""
+    """The raised log-probs of the engine make sequence_mask drop all tokens with A < 0."""
     learner, kept, experience = played
     far = replace(experience, rollout_logprobs=experience.rollout_logprobs + 1.0)
     good = replace(far, advantages=far.advantages.clamp(min=0.0))

@@ -1,4 +1,4 @@
-"""Tests of Sokoban against an independent simulator, brute force, RAGEN's rooms and drawn rooms."""
+"""Tests of Sokoban against another simulator, brute force, RAGEN's rooms and hand-drawn rooms."""
 
 import time
 from itertools import product

@@ -338,7 +338,7 @@ RIVERS = [
 @pytest.mark.parametrize(
     "question, answer, plan",
     [
-        # The query is the title in the question, though another passage, Basel, has the answer.
+        # The query is the title in the question, though the passage Basel has the answer, too.
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
         # Without a title in the question, its words are the query.
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
 
 
 def api_rows(job: Job) -> Iterator[Row]:
-    """Play with each model of the server, and yield its scores."""
+    """Play with each model of --api_model in each environment, and yield a row of scores."""
     names = filter(None, split_unquoted(job.options["api_model"], ","))
     for name, env in product(map(unquote, names), scored_envs(job.config)):
         trajectories = play_fixed_prompts(

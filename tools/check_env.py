@@ -176,8 +176,8 @@ def check_environment(
 ) -> list[Finding]:
     """Run all checks and return the findings.
 
-    Args: report: called with each finding. Before each stage it is called with the name of the
-        stage, such as "it was built".
+    Args: report: called with each finding. Before each stage it is called with words that follow
+        "while" in a message, such as "it was built".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []

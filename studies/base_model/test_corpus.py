@@ -168,7 +168,7 @@ def test_a_game_with_errors_has_random_turns():
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """Boards drawn with frozen_prob=0.9 often repeat, so many draws are reserved boards."""
+    """With frozen_prob=0.9 a drawn board is often a reserved one, so another must be drawn."""
     started = []
     start = Env.start
 

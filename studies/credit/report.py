@@ -201,9 +201,10 @@ def describe_truth(facts: dict[str, float]) -> str:
         f"{facts['turns']:.0f} turns of {facts['games']:.0f} games a seed, "
         f"{100 * facts['success']:.0f} % won. {facts['draws']:.0f} continuations before and after "
         f"each reply. {facts['cpu_s']:.0f} CPU-s a seed.\n"
-        f"True advantages differ by a standard deviation of {facts['spread']:.3f}; "
-        f"the noise of an estimate is {facts['noise']:.3f}. "
-        f"The sign of {100 * facts['decided']:.0f} % of the advantages is known. "
+        f"The standard deviation of the true advantages is {facts['spread']:.3f}, "
+        f"and the standard error of an estimate is {facts['noise']:.3f}. "
+        f"{100 * facts['decided']:.0f} % of the estimates are more than two standard errors "
+        "from 0. "
     )
     if not math.isfinite(facts["ceiling"] + facts["draws_for_0.95"]):
         return f"{text}The advantages differ by no more than the noise: take more continuations."

@@ -98,7 +98,7 @@ def points_of(label: str, row: dict) -> Iterator[tuple]:
 
 
 def table(curves: Curves, caption: str) -> str:
-    """Return the success and costs of every curve, a legend and the reference players, in Markdown.
+    """Return the success and costs of finished curves, a legend and reference players, in Markdown.
 
     Args: caption: what the picture beside the table shows.
     """

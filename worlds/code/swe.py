@@ -216,7 +216,9 @@ def archive_commit(checkout: Path, commit: str) -> bytes:
     The checkout is not trusted. git works in an empty repository that borrows only the objects of
     the checkout, so settings, filters, hooks and attributes of the checkout have no effect.
 
-    Raises: ValueError for a missing checkout or commit. OSError or SubprocessError if git fails.
+    Raises: ValueError for a missing checkout, or if `git archive` fails, for example for a missing
+        commit. OSError or SubprocessError if `git init` fails or a program does not start or end in
+        time.
     """
     objects = (checkout / ".git" / "objects").absolute()
     if not objects.is_dir():

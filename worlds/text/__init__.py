@@ -1,1 +1,1 @@
-"""Text adventures, households and questions, which the policy answers in words."""
+"""Text games: adventures, household tasks, and questions to answer with tools."""
