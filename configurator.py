@@ -224,7 +224,7 @@ class Config:
     sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a segment's ratios
     # drop segments with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
     sequence_mask: BelowOne = 0.0
-    # the segment of sequence_ratio and sequence_mask, which the papers call a sequence
+    # unit of sequence_ratio and sequence_mask; the papers call it a sequence
     segment: Literal["trajectory", "turn"] = "trajectory"
     # DPPO-TV: how far a token's probability may move in the direction of A; 0 = clip the ratio
     tv_bound: Fraction = 0.0
@@ -405,9 +405,9 @@ class SftConfig(Config):
     sft_batch_size: Count = 16  # demonstrations per step
     sft_lr: NotNegative = 1e-5  # AdamW
     sft_muon_lr: NotNegative = 0.0  # Muon, for matrices of the layers; 0 = AdamW for all parameters
-    # Who plays the demonstrations. shortest: `Env.demonstrate`, such as a shortest path, mostly one
-    # action a turn; planner: optimal under the limits of the game; crowd: the players of the tiny
-    # model's corpus
+    # Who plays the demonstrations. shortest: the actions of `Env.demonstrate`, often a shortest
+    # path, mostly one a turn; planner: optimal under the limits of the game; crowd: the players of
+    # the tiny model's corpus
     sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
     sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
     sft_demos: Natural = 0  # number of demonstrations, repeated in order; 0 = new ones every step
@@ -627,7 +627,8 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
 
 
 def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
-    """Return the type of a setting. Raises: UserError with similar names for an unknown key."""
+    """Return the type of a setting. Raises: UserError for an unknown key, with similar names if
+    there are any."""
     if key in types_by_key:
         return types_by_key[key]
     if key in ("top_p", "top_k"):

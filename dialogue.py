@@ -379,7 +379,7 @@ class Chat:
         Args: closed: True if the earlier response ends with the end-of-turn token. If False, this
             token is inserted."""
         end = [] if closed else [self.end]
-        # The policy samples the end mark, but no line break after it.
+        # The policy samples the end-of-turn token, but not the line break after it.
         line_break = self.encode("\n")
         return [*end, *line_break, *self._user_and_assistant(user)]
 

@@ -55,7 +55,7 @@ class TokenSequence(Protocol):
 
     @property
     def observation_mask(self) -> list[bool]:
-        """One flag for each token: True if the environment wrote it between two responses."""
+        """One flag for each token: True for a prompt token between two responses."""
 
     @property
     def first_prompt_ids(self) -> list[int]:

@@ -550,8 +550,9 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
     Metrics of tokens are averaged over all tokens, and gradient norms over steps. observation_nll
-    is averaged over the observation tokens of a mini-batch; a mini-batch counts by its response
-    tokens. logprob_diff_* are from the first step, and None if the engine gives no log-probs.
+    is averaged over the observation tokens of each mini-batch, then over mini-batches, weighted by
+    their response tokens. logprob_diff_* are from the first step, and None if the engine gives no
+    log-probs.
 
     Returns: the metrics by name."""
     config = learner.config

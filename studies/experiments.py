@@ -515,7 +515,7 @@ FIGURES = {
         reward_densities(),
     ),
     "split": Figure(
-        f"{BUDGET:,} rollouts, a share of them for demonstrations at ten rollouts each",
+        f"{BUDGET:,} rollouts for RL and demonstrations; a demonstration costs ten rollouts",
         TRAINING,
         {f"quest PPO {share:.0%} SFT": split_budget(share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)},
     ),

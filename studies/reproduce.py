@@ -213,7 +213,7 @@ def show(name: str, scale: str) -> str:
     picture = Path("studies") / f"{figure.files or f'papers/{name}'}{suffix}.png"
     plots.plot(picture, title, figure.metrics, found)
     tables.write_points(picture.with_suffix(".csv"), found)
-    text = f"# {name}, scale {scale}\n\n{figure.title}.\n\n{tables.table(found, plots.CAPTION)}"
+    text = f"# {title}\n\n{tables.table(found, plots.CAPTION)}"
     write_atomically(picture.with_suffix(".md"), text)
     return text
 

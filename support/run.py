@@ -397,6 +397,6 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # best/ has no known success if an older version did not store its iteration, or if a
+    # The success of best/ is unknown if an older version saved best/ without its iteration, or if a
     # restart dropped the row of this iteration. Then the highest known success counts.
     return known.get(step, max(known.values())), ""

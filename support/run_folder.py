@@ -44,8 +44,8 @@ FORMER_SETTINGS = ("num_samples",)  # settings that only older runs have
 RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 
 # Exceptions to MAY_CHANGE_ON_RESUME. If final_lr is not 1, num_iterations changes the learning
-# rates. If early_stop is True, eval_every changes when a run stops.
-# setting -> (the other setting, its value with which the setting may change)
+# rates. If early_stop is True, eval_every changes when a run stops. setting -> (other setting, the
+# value that the other setting must have for a change)
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
 # Files that train.py and tools.sft open in the folder of a run. Both commands refuse links with
@@ -123,7 +123,7 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
 
 def _check_entries(out_dir: Path) -> None:
-    """Refuse links and special files in place of the files and folders that a run opens."""
+    """Refuse links, and anything else that is not the file or folder that a run opens."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:

@@ -16,7 +16,8 @@ import torch
 import parallel
 from support.run_folder import append_to
 
-# Exit code after a signal: EX_TEMPFAIL of sysexits.h. A new start continues the run.
+# Exit code of a run that a signal interrupted: EX_TEMPFAIL of sysexits.h. A new start continues the
+# run.
 EXIT_INTERRUPTED = 75
 EXIT_CTRL_C = 130  # the code that shells give after Ctrl-C
 
@@ -31,7 +32,8 @@ CONTINUES = "start again to continue from the newest checkpoint"
 def lock_folder(out_dir: Path) -> Iterator[None]:
     """Lock the folder of a run for this process. Rank 0 holds the lock for all ranks.
 
-    A killed process leaves no lock. A folder that is still empty at the end is removed.
+    A killed process may leave the file `lock`, but it no longer locks the folder. A folder that is
+    still empty at the end is removed.
 
     Raises: UserError if another process uses the folder, or the folder cannot be written.
     """

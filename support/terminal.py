@@ -112,7 +112,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
 
 
 def print_help(flag: str, kind: type[Config] | None) -> None:
-    """Print the help of the script that runs."""
+    """Print the help of the script that runs, or of one setting."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` causes no traceback
     doc = sys.modules["__main__"].__doc__ or ""
     if kind is None:

@@ -367,7 +367,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
 def test_the_kl_term_ignores_differences_between_engine_and_trainer(trained_folder, estimator):
-    """If engine/trainer mismatch counted as KL, whitening would magnify the mismatch."""
+    """If engine/trainer mismatch counted as KL, dividing by the std would magnify the mismatch."""
     kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     learner = make_learner(trained_folder, estimator=estimator, **kl)
     kept, _ = collect_and_target(learner)

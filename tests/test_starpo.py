@@ -1068,7 +1068,7 @@ def test_explained_variance():
     )  # residuals (-2, 2)
     assert explained_variance(doubles(1, 2), doubles(4, 4)) == 0.0
     assert explained_variance(doubles(1, 2), doubles(0.3, 0.1 + 0.2)) == 0.0
-    # The returns differ by 1e-7 of their size, which is a rounding error.
+    # The returns differ by 1e-7 of their size, which counts as a rounding error.
     assert explained_variance(doubles(1, 2), doubles(1e4, 1e4 + 1e-3)) == 0.0
     assert explained_variance(doubles(1), doubles(2)) == 0.0
     assert explained_variance(doubles(), doubles()) == 0.0

@@ -78,7 +78,7 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     Raises: ValueError if the body has more than MAX_BYTES, IncompleteRead if it is shorter than
         Content-Length.
     """
-    expected = response.length  # the header Content-Length; None in chunks or without this header
+    expected = response.length  # the header Content-Length; None if a reply is chunked or lacks it
     parts = []
     num_bytes = 0
     while num_bytes <= MAX_BYTES:

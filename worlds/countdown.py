@@ -101,7 +101,8 @@ class Countdown(Env):
 
 
 def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
-    """Compute an expression of whole numbers, + - * / and parentheses, of up to 100 characters.
+    """Compute an expression of up to 100 characters: whole numbers, + - * /, parentheses and
+    spaces.
 
     Returns: the sorted numbers and the exact value; None for other texts or a division by 0.
 

@@ -32,7 +32,8 @@ class Room(NamedTuple):
 def draw_room(
     rng: np.random.Generator, size: int, num_boxes: int, search_depth: int
 ) -> Room | None:
-    """Try to draw a room. Return None if the floor is too small or reverse play moved no box.
+    """Try to draw a room. Return None if the floor is too small or reverse play did not uncover all
+    targets.
 
     Args: size: cells along each side, walls included.
     """

@@ -2,7 +2,7 @@
 
     python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
-The argument is the curve.jsonl that pretrain.py writes, with a row for every probed step.
+The argument is a curve file of pretrain.py, with a row for each step at which the model was probed.
 """
 
 from configurator import UserError

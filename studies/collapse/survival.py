@@ -205,7 +205,7 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
             collapsed_without_spike.append(collapse is not None)
         elif collapse is None:
             num_no_collapse += 1
-        elif spike <= collapse:  # an iteration is evaluated after its update
+        elif spike <= collapse:  # if equal, the spike came first: evaluations follow updates
             num_then_collapse += 1
         else:
             num_after_collapse += 1

@@ -135,7 +135,8 @@ def with_intervals(
 
 
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
-    """Return Pearson's correlation of credits and true advantages between turns of the same game.
+    """Return Pearson's correlation of credits and true advantages, each less its mean over the
+    game.
 
     The correlation is corrected for noise. It is 0 if the credits within each game are equal, and
     otherwise NaN if the advantages within games differ by noise only.

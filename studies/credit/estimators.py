@@ -123,7 +123,7 @@ def credits_of_alternatives(
     alternatives: Sequence[RecordedGame],
     settings: dict,
 ) -> np.ndarray:
-    """Return the credit of each turn if its game had gone on differently after the reply, (K,).
+    """Return the credit (K,) that each turn gets if its game goes on differently after the reply.
 
     In each call of the estimator, an alternative replaces at most one game of every group.
 

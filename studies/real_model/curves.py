@@ -45,7 +45,8 @@ def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
 
 
 def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]]) -> None:
-    """Draw metrics over the iterations. Args: curves: name -> runs, all drawn in one colour."""
+    """Draw metrics over the iterations. Args: curves: name -> runs, drawn in the colour of the
+    name."""
     looks = looks_of(curves)
     columns = min(4, len(panels))
     num_rows = math.ceil(len(panels) / columns)

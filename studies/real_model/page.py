@@ -33,7 +33,7 @@ SIGNS = {
     "gradient norm triples": Sign("grad_norm", rises=True, factor=3.0),
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
-SHOWN = ("bandit StarPO", "bandit StarPO-S")  # curves in the pictures
+SHOWN = ("bandit StarPO", "bandit StarPO-S")  # in the pictures, gains and differences
 AT_LOW_RATE = " at 2e-5"  # end of the labels of runs at this learning rate
 # A run loses the form (the format of replies) if the share of valid replies is below LOST in each
 # of its last LAST iterations.

@@ -93,7 +93,8 @@ def read_run(folder: Path) -> TrainedRun:
 
     If a restart changed how the run evaluates, earlier evaluations are left out.
 
-    Raises: UserError if the folder holds no run, no evaluation, or data that no run writes."""
+    Raises: UserError if the folder holds no run or no evaluation, or if it holds data that no run
+        writes."""
     config = load_saved(folder)
     wins = read_wins(folder / "scores.json")
     evaluations = {}

@@ -42,7 +42,7 @@ HASH_DEPENDENT = (
     "polynomial_multiplication",
     "ransom_note",
 )
-REFUSED = {  # dataset -> why it cannot be used
+REFUSED = {  # dataset -> why it cannot be used, or what to use instead
     "codeio": "it runs programs that nobody has checked",
     "composite": "mix environments with --env='rg:A + rg:B' instead",
 }

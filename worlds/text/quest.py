@@ -105,7 +105,7 @@ class Quest(World):
         num_furniture = 1 + (self.num_objects - 2) // 3
         furniture = rng.permutation(BOXES + TABLES)[:num_furniture].tolist()
         furniture = [f"{colours.pop()} {kind}" if kind in BOXES else kind for kind in furniture]
-        boxes = [name for name in furniture if " " in name]  # only boxes have a colour
+        boxes = [name for name in furniture if " " in name]  # only boxes among it have a colour
 
         num_left = self.num_objects - len(furniture)
         shuffled = rng.permutation(doors + boxes).tolist()

@@ -306,7 +306,7 @@ class OwnData(ToolUse):
     drawn.
     """
 
-    runs_programs = True  # it reads a file
+    runs_programs = True  # reading a file counts, too
 
     def __init__(
         self,
