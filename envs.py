@@ -6,8 +6,8 @@ Rules, symbols, rewards and budgets of Bandit, FrozenLake and Sokoban are RAGEN'
 github.com/RAGEN-AI/RAGEN). All environments have three deliberate differences from RAGEN:
 - Members of a group share the instance but not the transition noise. RAGEN shares both, so all
   members of a group slip at the same time.
-- A seed gives the same instance in every process. Nothing depends on `hash()` or on a global
-  random state.
+- A seed gives the same instance in every process. Nothing depends on `hash()` (except four datasets
+of reasoning-gym, docs/hubs.md) or on a global random state.
 - Splits have no instance in common, unless `Env.repeats` is True. Two different seeds alone would
   not ensure this, because they can draw the same small board.
 """

@@ -289,8 +289,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     Its price: the importance weights of tokens are no longer 1, and GSPO does not apply them.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
-    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, one
-        number for all tokens of a segment, which are neighbours. Returns: (R,), with gradient.
+    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
+        for the tokens of a segment, which are consecutive. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
     >>> new, old = torch.tensor([0.5, 0.0, 1.0]), torch.tensor([0.0, 0.0, 0.0])
     >>> gspo_log_ratio(new, old, torch.tensor([0, 0, 1])).tolist()

@@ -424,8 +424,8 @@ def logprobs_before_update(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    # The trainer computes the old log-probs with recompute_old_logprobs, with
-    # mask_observations=False, and with a KL in the reward.
+    # The trainer computes the old log-probs in three cases: recompute_old_logprobs=True,
+    # mask_observations=False, or a KL in the reward.
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
@@ -550,9 +550,9 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
     Metrics of tokens are averaged over all tokens, and gradient norms over steps. observation_nll
-    is averaged over the observation tokens of each mini-batch, then over mini-batches, weighted by
-    their response tokens. logprob_diff_* are from the first step, and None if the engine gives no
-    log-probs.
+    is the mean over the observation tokens of a mini-batch. Over mini-batches it is averaged with
+    their numbers of response tokens as weights. logprob_diff_* are from the first step, and None
+    if the engine gives no log-probs.
 
     Returns: the metrics by name."""
     config = learner.config
@@ -572,7 +572,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # Make the sum a mean, because mean_over_steps takes this metric from the first step alone.
+        # Make this sum a mean here, because mean_over_steps only takes the value of the first step.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)

@@ -40,7 +40,7 @@ GROUPS = {
     "response tokens of all optimizer steps, unless their row says otherwise. If nothing is left "
     "to train on, all metrics except `kept_groups`, `kept_trajectories` and `bad_steps` are null. "
     "Metrics of the critic are null without a critic.",
-    "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. All metrics except "
+    "eval": "Games on the fixed evaluation prompts, at `eval_temperature`. All metrics except "
     "`eval_success/ENV` are about the first evaluated environment. Null in iterations without an "
     "evaluation (`eval_every`).",
     "collapse": "Whether the thoughts of the policy (Z) still depend on their prompts (X). "

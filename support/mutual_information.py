@@ -29,7 +29,7 @@ from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
 TIE = 1e-3  # nats; log-probs of a thought that differ by less count as equal
-EMA_DECAY = 0.9  # decay per measurement of the moving average of marginal_std
+EMA_DECAY = 0.9  # decay of the moving average of marginal_std, per measurement
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
 

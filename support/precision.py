@@ -28,11 +28,10 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     Rounding to the nearest number would drop every change of less than half a step. In bfloat16, a
     weight near 0.03 has steps of 1.2e-4. Values that the 16-bit type can hold do not change.
 
-    Args:
-        values: float32.
-        dtype: bfloat16 or float16. In float16, numbers within 6e-5 of 0 are rounded to the nearest.
-        seed: of the random numbers. Calls with the same seed round up at the same threshold in each
-            position. So the rounded value of a growing weight never falls.
+    Args: values: float32. dtype: bfloat16 or float16. In float16, numbers within 6e-5 of 0 are
+        rounded to the nearest. seed: of the random numbers. Each position has its own threshold for
+        rounding up, which is the same in all calls with the same seed. So the rounded value of a
+        growing weight never falls.
     """
     num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: bfloat16 16, float16 13
     generator = torch.Generator(values.device).manual_seed(seed)

@@ -159,8 +159,8 @@ def note_filter(
 ) -> None:
     """Store in each trajectory the filter's value of its group, and whether the group was kept.
 
-    Args: values: (P,), one for each group; the filter ranked groups by them; groups: indices of the
-        kept groups."""
+    Args: values: (P,), by which the filter ranked the groups; groups: indices of the kept
+        groups."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
         group = index // group_size

@@ -39,7 +39,8 @@ def rate_interval(wins: ndarray) -> Interval:
     each seed ends at 10 % with probability 1/5, else at 80 %. The table says how often the
     intervals contain the true value in 20,000 simulated experiments with 256 instances. The last
     column is for the difference to a player that wins half of its games. Half of the experiments
-    with three seeds have no seed at 10 %, so `percent` writes each seed beside the interval.
+    with three seeds have no seed at 10 %, and their interval is too high. In the others a seed at
+    10 % stands out, because `percent` writes each seed beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -206,7 +207,8 @@ def pass_at_k(n: int, num_right: int, k: int) -> float:
 
 
 def percent(scores: ndarray, low: float, high: float) -> str:
-    """Mean, interval and each seed's mean, in %. Seeds are left out if their scores are equal.
+    """Mean, interval and each seed's mean, in %. The seeds' means are left out if all seeds have
+    equal scores.
 
     Args: scores: (S, n).
     >>> percent(np.array([[1, 0], [1, 1]]), 0.25, 1.0)

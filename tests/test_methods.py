@@ -330,8 +330,8 @@ def test_turn_ppo_trains_one_value_a_turn():
 
 
 def random_tokens(seed, lengths=(3, 1, 4, 2)):
-    """Return log-probs under policy, old policy and engine, advantages, and sequence numbers of
-    tokens."""
+    """Return, for each token: log-probs under policy, old policy and engine, advantage, and the
+    number of its sequence."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1

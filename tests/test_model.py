@@ -262,8 +262,8 @@ def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-# Fake kernels with the parameters of torch's varlen.py: in 2.11.0, and in 2.12.0 and 2.13.0.
-# `flash` has only the parameters that we give to flash-attn 2.8.
+# Fake kernels with the parameters of torch's varlen.py: `torch_211` as in 2.11.0, `torch_212` as in
+# 2.12.0 and 2.13.0. `flash` has only the parameters that we give to flash-attn 2.8.
 
 
 def torch_211(

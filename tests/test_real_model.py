@@ -1,5 +1,5 @@
 """
-Tests of training with SmolLM2-135M-Instruct, a real language model, on one CPU core.
+Tests of training with SmolLM2-135M-Instruct, a real language model, on a CPU.
 
     make test-smollm2    # fetches the model; 4 CPU-minutes, 8 GB of disk and memory
 

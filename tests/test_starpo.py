@@ -308,7 +308,7 @@ def test_filter_count_survives_float_product():
     "strategy, keep, options, kept",
     [
         ("fraction", 0.5, {}, [1, 3]),
-        ("fraction", 0.5, dict(smallest=True), [0, 3]),  # 2 of all 4; group 2 has no variance
+        ("fraction", 0.5, dict(smallest=True), [0, 3]),  # 2 of 4 groups, without group 2 (std 0)
         ("fraction", 0.1, dict(smallest=True), [0]),
         ("fraction", 0.5, dict(smallest=True, zero_std=True), [0, 2]),
         ("fraction", 0.99, dict(zero_std=True), [0, 1, 3]),

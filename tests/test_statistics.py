@@ -106,8 +106,8 @@ def test_rates_alone_give_the_widest_interval():
 def test_difference_interval_by_hand():
     """Of 98 instances, a wins 3 that b loses, and b wins 1 that a loses.
 
-    The method adds the differences +1 and -1. The variance is (3 + 1 + 2) / 100 - (2 / 100)^2 =
-    0.0596.
+    The method adds two instances, with the differences +1 and -1, to the 98. The variance is (3 + 1
+    + 2) / 100 - (2 / 100)^2 = 0.0596.
     """
     a = np.array([[1, 1, 1, 0, *[1] * 94]])
     b = np.array([[0, 0, 0, 1, *[1] * 94]])

@@ -162,7 +162,7 @@ def test_a_later_error_ends_wandb_and_not_the_run(tmp_path, wandb, capsys, error
 
 
 def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypatch):
-    """If its process was killed, the function that wandb 0.31 registers with atexit raises
+    """If wandb's process was killed, the function that wandb 0.31 registers with atexit raises
     ConnectionResetError."""
     at_exit = []
     exit_codes = []

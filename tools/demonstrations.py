@@ -231,8 +231,9 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
     """Read a file of demonstrations, and tokenize the games.
 
-    A line is illegal if it is no demonstration or has too many tokens. A game of an evaluation is
-    illegal, too, but sft_eval_games=True allows it.
+    A line is illegal if it is no demonstration, or if a reply or the first turn is too long. A
+    longer game loses its last turns. A game of an evaluation is illegal, too, but
+    sft_eval_games=True allows it.
 
     Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():

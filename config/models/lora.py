@@ -3,5 +3,5 @@
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/lora.py
 
 lora_rank = 64  # alpha is 64, too
-learning_rate = 1e-5  # higher than without LoRA
+learning_rate = 1e-5  # ten times the default
 critic_lr = 1e-4

@@ -65,7 +65,7 @@ HEADINGS = (
 class Losses(NamedTuple):
     """How much expected reward a game lost against optimal play: too_long + rest."""
 
-    too_long: float  # what the game would not have lost if its turns had ended at the best moment
+    too_long: float  # loss from the actions that follow the best moment to end a turn
     rest: float
 
 

@@ -366,7 +366,8 @@ def write_row(world: str, method: str, seed: int, row: dict, commit: str | None)
 
 
 def read_row(world: str, method: str, seed: int) -> dict | None:
-    """Read a row (JSON file). None if it is missing, or if base/ had other weights at that time."""
+    """Read a row (JSON file). None if it is missing, or was measured with other weights in
+    base/."""
     path = row_path(world, method, seed)
     if not path.exists():
         return None

@@ -51,7 +51,8 @@ class Request:
 def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
     """Compare the log-probs of engine and trainer for a model with random weights.
 
-    Returns: dtype -> mean, 99th percentile and maximum of the absolute difference, nats.
+    Returns: dtype, with or without rounded logits -> mean, 99th percentile and maximum of the
+        absolute difference, nats.
     """
     network = build_random(shape)
     torch.nn.init.constant_(network.model.norm.weight, LOGIT_SCALE)

@@ -23,10 +23,10 @@ from tools.plotting.tables import Curves, Rows, Wins, series, wins_of_run
 CAPTION = """\
 In the picture, a line is the mean of the seeds. The band around evaluations is the 95 % interval
 over prompts and seeds, as in the table. Of evaluations during training only the rates are recorded.
-So their band is the widest that these rates allow. All other metrics are recorded in every
-iteration. Their lines are moving averages over nine iterations, and their bands are the range of
-the seeds. Dashed lines, if there are any, are reference players with the policy's limits on turns
-and actions. A triangle marks a first warning."""
+So their band is the widest that these rates allow. All other metrics are from training. Their lines
+are moving averages over nine iterations, and their bands are the range of the seeds. Dashed lines,
+if there are any, are reference players with the policy's limits on turns and actions. A triangle
+marks a first warning."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
 WINDOW = 9  # a moving average is over this many iterations

@@ -288,8 +288,8 @@ def value_of(number: ast.expr) -> Fraction:
 def num_terms(node: ast.expr) -> int:
     """Return the largest number of terms that an expression can have once multiplied out.
 
-    An expression without names is one term. A call of a function is two terms, because sympy also
-    rewrites the call.
+    An expression without names is one term. A call of a function counts as two terms, because sympy
+    may rewrite the call itself, too.
     """
     if isinstance(node, ast.UnaryOp):
         return num_terms(node.operand)

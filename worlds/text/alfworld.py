@@ -31,8 +31,8 @@ IDLE_VERBS = ("look", "inventory", "examine", "help")  # commands with these ver
 class ALFWorld(Household):
     """Games of ALFWorld's data set, or games of `Household` if there is no data set.
 
-    The data set is in the folder $ALFWORLD_DATA, by default ~/.cache/alfworld. Games step one after
-    another (`blocking` is False), because the engine does not support threads.
+    The data set is in the folder $ALFWORLD_DATA, by default ~/.cache/alfworld. The engine does not
+    support threads. So `blocking` stays False, and games step one after another.
     """
 
     runs_programs = True

@@ -259,7 +259,7 @@ class Index:
     def found_by_name(self, most: int) -> set[int]:
         """Return the indices of the documents that are found by their own name.
 
-        Args: most: number of results of the search for the name."""
+        Args: most: largest number of results of a search."""
         if most not in self.nameable:
             numbers = range(len(self.documents))
             self.nameable[most] = {number for number in numbers if self._is_found(number, most)}
