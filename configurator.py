@@ -540,7 +540,8 @@ def load_config(
 
 
 def default_folder(files: list[str]) -> str:
-    """Return the folder of a run that sets no out_dir. Runs of two methods do not share a folder.
+    """Return the folder of a run that sets no out_dir. Its name has the overlays for methods and
+    worlds.
 
     Args: files: the config files on the command line.
     >>> default_folder(["config/bandit_grpo.py", "config/models/tiny.py", "config/methods/rloo.py"])

@@ -159,7 +159,7 @@ def sample_thoughts(
 
 
 class ThoughtScores(NamedTuple):
-    """Log-probs of I thoughts after J distinct prompts."""
+    """Log-probs of each of the thoughts (I) after each of the distinct prompts (J)."""
 
     logprobs: Tensor  # (J, I) float64, nats, sums over the tokens of thought i after prompt j
     lengths: Tensor  # (I,) int64, tokens of each thought

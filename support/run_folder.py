@@ -26,7 +26,8 @@ from typing import IO, Any
 from support import code_version
 from support.json_shapes import check_shape
 
-# Settings that may change when a run continues, because they do not change training.
+# Settings that may change when a run continues, because they do not change an update, except as
+# CHANGES_THROUGH says.
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -64,7 +65,7 @@ OPENED_FILES = (
     "wandb_id",
     "view.html",
 )
-MODELS = ("model", "model-[0-9]*")  # glob patterns for the models that tools.sft writes
+MODELS = ("model", "model-[0-9]*")  # models of tools.sft and of pretrain.py
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 

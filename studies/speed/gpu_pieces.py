@@ -384,7 +384,8 @@ def load_or_build(config: Config, device: torch.device):
 
 
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
-    """Return settings of PPO on FrozenLake for a model with random weights, small on a CPU.
+    """Return settings of PPO on FrozenLake for a model with random weights. On a CPU, groups,
+    batches and games are small.
 
     Without filter_zero_std, the filter would drop all groups, because their scores are equal."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
