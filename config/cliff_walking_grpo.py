@@ -1,6 +1,6 @@
 # StarPO-S with GRPO on CliffWalking of gymnasium. Every game has the same map and the same start.
-# Install requirements/hubs.txt first (docs/hubs.md). Launch:  torchrun --standalone train.py
-# config/cliff_walking_grpo.py
+# Install requirements/hubs.txt first (docs/hubs.md).
+# Launch:  torchrun --standalone train.py config/cliff_walking_grpo.py
 
 env = "gymnasium:CliffWalking-v1"
 estimator = "grpo"
