@@ -125,7 +125,7 @@ def pack(
 
     The first piece holds the tokens that all first prompts begin with. For adjacent sequences with
     the same first prompt (members of a group), one shared piece holds the rest of that prompt
-    except its last token. Then every sequence has a piece with its own tokens.
+    except its last token. Every sequence also has a piece with its own tokens.
 
     Args:
         sequences: at least one. Sequences with the same first prompt must be neighbours to share

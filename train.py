@@ -530,7 +530,7 @@ def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
 def group_ids_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
     """Return the index of each trajectory's group among the kept groups, (B,) int64.
 
-    `kept` must hold whole groups, so drop_void drops trajectories only after the advantages."""
+    `kept` must hold whole groups. So drop_void acts only after the advantages are computed."""
     return torch.arange(len(kept)) // config.group_size
 
 

@@ -185,7 +185,8 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
     """Write a line for each trajectory, with the name and the entropy of its `Scores`.
 
-    Args: rows: name -> `Scores`. eval.py names a policy or a player, train.py an environment."""
+    Args: rows: name -> `Scores`. The name is that of a policy or a player in eval.py, and of an
+        environment in train.py."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}

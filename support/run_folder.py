@@ -124,7 +124,7 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
 
 def _check_entries(out_dir: Path) -> None:
-    """Refuse links, and anything else that is not the file or folder that a run opens."""
+    """Refuse a link or a wrong kind of entry under any name that a run opens."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:

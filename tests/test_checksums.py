@@ -131,8 +131,8 @@ def test_the_best_policy_has_the_success_of_its_iteration(tmp_path):
     # best/ of an older version has no iteration.json
     assert find_best(tmp_path, rows) == (0.75, "")
     for step, success in ((3, 0.75), (4, 0.25), (5, 0.75)):
-        # If best/ is of step 4, the better policy of step 3 was lost before. If best/ is of step 5,
-        # the run crashed before it wrote the row of step 5.
+        # best/ can be of step 4 only if the better policy of step 3 had been lost. If best/ is of
+        # step 5, the run crashed before it wrote the row of step 5.
         (best / "iteration.json").write_text(json.dumps({"step": step}))
         assert find_best(tmp_path, rows) == (success, "")
     write_checksums(best, "checksums.json")

@@ -136,7 +136,7 @@ def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path,
 def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attention, temperature):
     reference = saved_reference(random_model, tmp_path, attention)
     torch.manual_seed(1)
-    weights = torch.randn(2, 11)  # loss weights of 4 + 1 + 6 log-probs and entropies
+    weights = torch.randn(2, 11)  # loss weights of log-probs (row 0) and entropies (row 1)
 
     def values_and_gradients(module, scores):
         module.zero_grad()

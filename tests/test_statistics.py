@@ -237,7 +237,7 @@ def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate,
     assert found == pytest.approx(rate / 100, abs=0.05)
     found = covers(*difference_interval(wins, player), true_mean - 0.5)
     assert found == pytest.approx(difference / 100, abs=0.05)
-    # The true mean is 66 %. Most intervals that miss it have no collapsed seed.
+    # The true mean is 66 %. Most experiments whose interval misses it have no collapsed seed.
     no_collapse = 1 - collapses.any(1).mean()
     assert no_collapse == pytest.approx(0.8**num_seeds, abs=0.05)
     said = f"{rate}" in rate_interval.__doc__ and f"{difference}" in rate_interval.__doc__

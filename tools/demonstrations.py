@@ -96,8 +96,8 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
     A demonstration is left out if its game fails, if a reply is too long, or if no turn fits. At
-    most the fraction max_error_frac may fail, or one if that is more, because a restart would play
-    the same games and fail again. With max_error_frac=0, none may.
+    most the fraction max_error_frac may fail, or a single one if the fraction is less than one. A
+    restart would play the same games and fail again. With max_error_frac=0, none may.
 
     Raises: UserError with the first fault if more fail, or if no demonstration is left."""
     demonstrations = []
@@ -231,9 +231,9 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
     """Read a file of demonstrations, and tokenize the games.
 
-    A line is illegal if it is no demonstration, or if a reply or the first turn is too long. A
-    longer game loses its last turns. A game of an evaluation is illegal, too, but
-    sft_eval_games=True allows it.
+    A line is illegal if it is no demonstration, or if a reply or the first turn is too long.
+    Without context_turns, a game longer than max_context_tokens loses its last turns. A game of an
+    evaluation is illegal, too, but sft_eval_games=True allows it.
 
     Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():

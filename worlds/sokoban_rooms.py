@@ -9,8 +9,8 @@ import numpy as np
 
 DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # (rows, columns) of a step
 TURN_PROB = 0.35  # probability that the digging walk draws a new direction
-# Each step digs the cells of a random mask. A mask has (row, column) in the 3x3 square whose centre
-# (1, 1) is the walk's present cell.
+# Each step digs the cells of a random mask. A mask lists cells as (row, column) in the 3x3 square
+# whose centre (1, 1) is the walk's present cell.
 MASKS = (
     ((1, 0), (1, 1), (1, 2)),
     ((0, 1), (1, 1), (2, 1)),

@@ -60,7 +60,8 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 def _check_pools(runs: dict[str, Config]) -> None:
     """Raise UserError if two runs with the same environment and estimator differ in more settings
-    than the seed, or have equal seeds. The report averages such runs as seeds of one method."""
+    than the seed, or have equal seeds. The report averages runs with the same environment and
+    estimator as seeds of one method."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])

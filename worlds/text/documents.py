@@ -248,7 +248,7 @@ class Index:
     def named_in(self, text: str) -> list[Document]:
         """Return the documents that `text` names, the longest name first.
 
-        `text` names a document if it has all words of the document's name, articles apart."""
+        `text` names a document if it has all words of the document's name, except articles."""
         words = words_of(text)
         named = []
         for document, own in zip(self.documents, self.name_words, strict=True):
