@@ -74,7 +74,7 @@ class Saver:
         self.logs = LogChecksums(out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
-        self.memory: Tensor | None = None  # pinned with CUDA; allocated once, because that takes seconds
+        self.memory: Tensor | None = None  # allocated once, because pinning takes seconds
         self.buffers: dict | None = None  # tensors in `memory`
         # The thread has its own process group, so its collectives do not mix with training's.
         self.group = dist.new_group(backend="gloo")
