@@ -17,7 +17,13 @@ from support.budget_warnings import budget_note
 from support.records import write_jsonl
 from support.run_folder import write_atomically
 from support.seed_groups import pool_seeds
-from support.statistics import difference_interval, pass_at_k, percent, rate_interval
+from support.statistics import (
+    difference_interval,
+    pass_at_k,
+    percent,
+    rate_in_percent,
+    rate_interval,
+)
 
 # The columns of the table after success and pass@k: metric -> heading.
 COLUMNS = {
@@ -122,7 +128,7 @@ def score_table(rows: dict[str, Scores]) -> str:
     lines = [head, ["---"] * len(head)]
     for name, (metrics, trajectories) in rows.items():
         low, high = success_interval(trajectories)
-        cells = [name, f"{100 * metrics['success']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"]
+        cells = [name, rate_in_percent(metrics["success"], low, high)]
         for key in pass_keys:
             cells.append(f"{100 * metrics[key]:.1f}" if key in metrics else "-")
         for key in COLUMNS:

@@ -206,6 +206,15 @@ def pass_at_k(n: int, num_right: int, k: int) -> float:
     return 1 - all_wrong / math.comb(n, k)
 
 
+def rate_in_percent(rate: float, low: float, high: float) -> str:
+    """A rate and its interval, in %.
+
+    >>> rate_in_percent(0.5, 0.25, 0.75)
+    '50.0 [25.0, 75.0]'
+    """
+    return f"{100 * rate:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
 def percent(scores: ndarray, low: float, high: float) -> str:
     """Mean, interval and each seed's mean, in %. The seeds' means are left out if all seeds have
     equal scores.
@@ -214,7 +223,7 @@ def percent(scores: ndarray, low: float, high: float) -> str:
     >>> percent(np.array([[1, 0], [1, 1]]), 0.25, 1.0)
     '75.0 [25.0, 100.0] (50.0, 100.0)'
     """
-    text = f"{100 * scores.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    text = rate_in_percent(scores.mean(), low, high)
     if (scores == scores[0]).all():
         return text
     seeds = ", ".join(f"{100 * seed.mean():.1f}" for seed in scores)

@@ -31,7 +31,7 @@ from studies.credit.report import REFERENCE, cell
 from studies.experiments import FIGURES
 from studies.reproduce import rows_of
 from support.run_folder import read_json, write_atomically
-from support.statistics import mean_over_seeds, seed_interval
+from support.statistics import mean_over_seeds, rate_in_percent, seed_interval
 from tools.plotting import tables
 
 PAGE = Path("studies/credit/README.md")
@@ -173,7 +173,7 @@ def speed_table(results: Sequence[Result]) -> str:
         lines.append(
             [
                 result.name,
-                f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}] ({by_seed})",
+                f"{rate_in_percent(mean, low, high)} ({by_seed})",
                 f"{gain:.1f} [{gain - half_width:.1f}, {gain + half_width:.1f}] ({gain_by_seed})",
                 f"{100 * result.last.mean():.1f}",
                 f"{result.cpu_s:.0f}",

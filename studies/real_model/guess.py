@@ -11,7 +11,7 @@ import numpy as np
 
 from studies.real_model.curves import Panel, draw_panels, metrics_of
 from support.run_folder import read_json
-from support.statistics import interval_of_rates, wilson_interval
+from support.statistics import interval_of_rates, rate_in_percent, wilson_interval
 from tools.plotting import tables
 
 FOLDER = Path("studies/real_model/guess")
@@ -61,7 +61,7 @@ def rate_cell(run: dict, step: str) -> str:
         return "-"
     rate = run["curve"][step]
     low, high = wilson_interval(round(rate * run["eval_size"]), run["eval_size"])
-    return interval_cell(rate, float(low), float(high))
+    return rate_in_percent(rate, low, high)
 
 
 def mean_cell(runs: list[dict], step: str) -> str:
@@ -71,11 +71,7 @@ def mean_cell(runs: list[dict], step: str) -> str:
         return "-"
     rates = np.array([run["curve"][step] for run in runs])  # (S,)
     low, high = interval_of_rates(rates, runs[0]["eval_size"])
-    return interval_cell(rates.mean(), float(low), float(high))
-
-
-def interval_cell(value: float, low: float, high: float) -> str:
-    return f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return rate_in_percent(rates.mean(), low, high)
 
 
 @cache
