@@ -60,7 +60,7 @@ RESERVED = (
     *(spec for spec in WORLDS if "bandit" not in spec),
     "sokoban:search_depth=30,symbols=newvocab",
 )
-# Names of bandit arms: given pairs, and syllables of made-up names.
+# Names of bandit arms: pairs of the environment, and made-up names from syllables.
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYLLABLES = """
     ba de fi go lu ma ne pi ro su ta ve zi kor len mar nil

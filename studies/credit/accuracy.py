@@ -96,12 +96,9 @@ def measure(
 ) -> dict[str, list[float]]:
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
-    Args:
-        credits: (K,).
-        alternatives: (K,) credits if the game goes on differently after the turn's reply.
-        reference: (K,) credits of GRPO, for the measure "gain".
-        games: (K,) index of each turn's game.
-        clusters: (K,) index of each turn's board.
+    Args: credits: (K,). alternatives: (K,) credits of the turns in other games, which repeat a game
+        up to the reply and then go on anew. reference: (K,) credits of GRPO, for the measure
+        "gain". games: (K,) index of each turn's game. clusters: (K,) index of each turn's board.
     """
 
     def compute(mask: ndarray) -> ndarray:

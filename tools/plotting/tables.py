@@ -32,8 +32,8 @@ HEADINGS = (
 POLICIES = ("start", "after RL")
 COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted from "after RL"
 LEGEND = """\
-Success in % of n games, with a 95 % interval in brackets. If seeds have different results,
-these stand in parentheses. Differences are paired by seed and prompt. Intervals are over seeds
+Success in % of n games, with a 95 % interval in brackets. If the results of seeds differ,
+parentheses hold the results. Differences are paired by seed and prompt. Intervals are over seeds
 and prompts (support/statistics.py). With two or three seeds, an interval is wide if the results
 of the seeds differ. With few seeds, even a narrow interval does not exclude that other seeds
 collapse. First warning: the iteration of the first sign of collapse (support/collapse_signs.py)
