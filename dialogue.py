@@ -300,7 +300,7 @@ class Episode:
             if step.terminated or step.truncated:
                 status = "success" if step.success else "failure"
                 if not step.success:
-                    # truncated: the budget ended the game; False if its rules ended it, too
+                    # truncated is True if only the used-up actions, and no rule, ended the game
                     record.out_of_actions = step.truncated
                 break
         record.effective = num_effective / max(record.num_actions, 1)

@@ -124,9 +124,9 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
     In GRPO all advantages of a group without variance are 0, so the group is of no use. So
-    `train.collect_rollouts` samples further groups. There are at most sampling_rounds rounds, the
-    first one included. `collect_rollouts` does the same for all other estimators. DAPO samples
-    whole batches and drops surplus groups.
+    `train.collect_rollouts` samples further groups, with every estimator. There are at most
+    sampling_rounds rounds, the first one included. DAPO samples whole batches and drops surplus
+    groups.
 
     The method has an effect if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
@@ -282,7 +282,7 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     "seq_mean_token_mean". GSPO weighs no single token, so `starpo.importance_weights` is not used
     with it.
 
-    The method has an effect from the second optimizer step of an iteration on. In the first step, s
+    The ratio has an effect from the second optimizer step of an iteration on. In the first step, s
     is 1 up to rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the
     first step, too: rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
     1. So config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).

@@ -2,7 +2,8 @@
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued. The
-policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are all other tokens.
+policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens before
+them.
 
 A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
 rollouts for players that answer in text: reference players, demonstrations, API models, a human.

@@ -8,10 +8,10 @@ clipped objective over the response tokens y_t, t = 1..R:
     L_policy = -1/R sum_t w_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
 
 `ppo_loss` computes L_policy over the R response tokens of a mini-batch. The weight w_t has no
-gradient. It is the product of two weights. The importance weight corrects for the difference
-between engine and trainer (`importance_weights`). The token weight says how tokens are averaged
-(`token_weights`). By default pi_old is the engine's policy, and w_t is 1 until ratio_t exceeds
-importance_cap.
+gradient. It is the product of two weights (methods of other papers add masks). The importance
+weight corrects for the difference between engine and trainer (`importance_weights`). The token
+weight says how tokens are averaged (`token_weights`). By default pi_old is the engine's policy, and
+w_t is 1 until ratio_t exceeds importance_cap.
 
 `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -82,8 +82,8 @@ class GroupStats(NamedTuple):
 def group_stats(scores: Tensor, group_size: int) -> GroupStats:
     """Compute mean, unbiased standard deviation and maximum of the scores of each group.
 
-    StarPO-S calls the standard deviation U(x). U(x) is exactly 0 if N = 1, or if rounding explains
-    it: if it is at most 1e-6 * max(1, largest absolute score of the group).
+    StarPO-S calls the standard deviation U(x). U(x) is set to 0 if it is at most 1e-6 * max(1,
+    largest absolute score of the group), because it may be rounding. For N = 1 it is 0.
     Args: scores (B,) finite floats, sums of rewards, group after group; group_size N divides B.
     >>> mean, std, maximum = group_stats(torch.tensor([0.0, 2.0, 1.0, 1.0]), group_size=2)
     >>> mean.tolist(), [round(s, 3) for s in std.tolist()], maximum.tolist()

@@ -313,7 +313,7 @@ class Experience:
 
     A sequence is one input of the model: a trajectory or, with context_turns, a single turn. A
     tensor (R,) has one number for each response token of the S sequences, sequence after sequence.
-    The settings sequence_ratio and sequence_mask mean segments, which papers call sequences."""
+    The settings sequence_ratio and sequence_mask mean segments: trajectories or turns."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
     trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
