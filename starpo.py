@@ -465,13 +465,14 @@ def ppo_loss(
         weights: (R,), w without gradient: importance weight * token weight; None for 1.
         dual_clip: c > 1 keeps the objective of a token with A < 0 at or above c A. 0 is no bound.
         segment_log_ratio: (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
-    Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (1 for a token
-        whose clipped term is the smaller one), approx_kl (k3 estimate of KL(old || new), nats).
+    Returns: loss, scalar; metrics without gradient, sums over tokens / num_tokens like the loss:
+        clipfrac, which counts the tokens whose clipped term is the smaller one, and approx_kl, the
+        k3 estimate of KL(old || new) in nats.
     Source: PPO, arXiv 1707.06347, equation 7; clip_high: DAPO, 2503.14476; dual clip: 1912.09729.
     >>> new, old, A = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 2.0])
     >>> loss, metrics = ppo_loss(new, old, A, clip_low=0.25, clip_high=0.5, num_tokens=2)
-    >>> loss.item(), metrics["clipfrac"].item()  # -(1 * 1 + 1.5 * 2) / 2
-    (-2.0, 1.0)
+    >>> loss.item(), metrics["clipfrac"].item()  # -(1 * 1 + 1.5 * 2) / 2; one token of two
+    (-2.0, 0.5)
     """
     _check_denominator(num_tokens)
     _check_vectors(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
@@ -490,10 +491,13 @@ def ppo_loss(
     if weights is not None:
         objective = objective * weights.detach()
     loss = -objective.sum() / num_tokens
-    clipfrac = (clipped < unclipped).sum().to(loss.dtype)
+    is_clipped = (clipped < unclipped).to(loss.dtype)  # (R,) 0 or 1
     # approx_kl takes the ratios of tokens, even with GSPO
-    approx_kl = (torch.expm1(token_log_ratio) - token_log_ratio).sum().detach()
-    return loss, {"clipfrac": clipfrac, "approx_kl": approx_kl}
+    kl = torch.expm1(token_log_ratio) - token_log_ratio  # (R,)
+    return loss, {
+        "clipfrac": is_clipped.sum() / num_tokens,
+        "approx_kl": kl.detach().sum() / num_tokens,
+    }
 
 
 def importance_weights(
@@ -572,8 +576,8 @@ def value_loss(
         value_clip: above 0; float("inf") for no clip.
         num_tokens: the sum over tokens is divided by this number.
         weights: (R,), the factor of each term, from `token_weights`.
-    Returns: loss, scalar; metrics, SUMS over tokens: vf_clipfrac (1 for a token whose clipped term
-        is the larger one).
+    Returns: loss, scalar; metrics, sums over tokens / num_tokens like the loss: vf_clipfrac, which
+        counts the tokens whose clipped term is the larger one.
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
     >>> values, old, returns = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([3.0])
     >>> loss, metrics = value_loss(values, old, returns, value_clip=0.5, num_tokens=1)
@@ -594,7 +598,8 @@ def value_loss(
     if weights is not None:
         errors = errors * weights
     loss = 0.5 * errors.sum() / num_tokens
-    return loss, {"vf_clipfrac": (clipped > unclipped).sum().to(loss.dtype)}
+    is_clipped = (clipped > unclipped).to(loss.dtype)  # (R,) 0 or 1
+    return loss, {"vf_clipfrac": is_clipped.sum() / num_tokens}
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:

@@ -549,35 +549,29 @@ def part_ids(lengths: list[int]) -> Tensor:
 def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Metrics of tokens are averaged over all tokens, and gradient norms over steps. observation_nll
-    is the mean over the observation tokens of a mini-batch. Over mini-batches it is averaged with
-    their numbers of response tokens as weights. logprob_diff_* are from the first step, and None
-    if the engine gives no log-probs.
-
-    Returns: the metrics by name."""
+    Returns: metrics by name, averaged over the steps by `mean_over_steps`; logprob_diff_* are None
+        if the engine gives no log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
     # List each trajectory once: with context_turns, a trajectory has a sequence for each turn. The
     # ids may have gaps, because drop_void leaves trajectories out.
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
-    steps = []
-    total_tokens = 0
+    steps = []  # metrics of each step
+    tokens_per_step = []
     for indices in mini_batches(config, learner.step, len(trajectory_ids)):
         mini_batch = experience.of_trajectories([trajectory_ids[i] for i in indices])
         token_weights = starpo.token_weights(
             mini_batch.tokens_per_trajectory(), config.aggregation, max_trajectory_tokens
         )  # (R,)
         mini_batch.token_weights = token_weights.to(learner.device)
-        sums = backward(learner, mini_batch)
-        norms = optimizer_step(learner, sums)
-        numbers = {key: value.item() for key, value in sums.items()}
-        # Make this sum a mean here, because mean_over_steps only takes the value of the first step.
-        numbers["logprob_diff_mean"] /= len(token_weights)
+        batch_metrics = backward(learner, mini_batch)
+        norms = optimizer_step(learner, batch_metrics)
+        numbers = {name: value.item() for name, value in batch_metrics.items()}
         steps.append({**numbers, **norms})
-        total_tokens += len(token_weights)
+        tokens_per_step.append(len(token_weights))
 
-    metrics = {**mean_over_steps(steps, total_tokens), **rates}
+    metrics = {**mean_over_steps(steps, tokens_per_step), **rates}
     if learner.critic:
         metrics["explained_variance"] = explained_variance(
             experience.old_values, experience.returns
@@ -602,11 +596,11 @@ def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[n
 def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
-    Every loss is divided by the number of its tokens in the whole mini-batch, so the split does not
-    change the gradients.
+    Every loss and every metric is divided by the number of tokens in the whole mini-batch. So those
+    of the micro-batches of all ranks add up, and the split does not change the gradients.
 
-    Returns: the metrics of `policy_loss` and `critic_loss`, summed over the micro-batches of all
-        ranks. logprob_diff_max is a maximum."""
+    Returns: the metrics of `policy_loss` and `critic_loss`, means over the tokens of the
+        mini-batch. logprob_diff_max is a maximum."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(
@@ -660,10 +654,11 @@ def policy_loss(
 
     Args:
         packed: the tokens of the micro-batch.
-        num_tokens: response tokens of the whole mini-batch, by which losses are divided.
-        num_observation_tokens: observation tokens of the mini-batch, for ECHO.
-    Returns: loss, a scalar; metrics, sums over the R tokens, except for two: logprob_diff_max is a
-        maximum, and observation_nll is ECHO's mean times num_tokens.
+        num_tokens: response tokens of the whole mini-batch, by which losses and metrics are
+            divided.
+        num_observation_tokens: observation tokens of the mini-batch, by which ECHO's cross-entropy
+            is divided.
+    Returns: loss, a scalar; metrics, of which logprob_diff_max is a maximum.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
@@ -673,20 +668,18 @@ def policy_loss(
     entropy = all_entropy[: len(token_weights)]  # (R,)
     loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
     difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
-    # The loss is already divided by num_tokens. `mean_over_steps` expects a sum over tokens.
-    metrics["pg_loss"] = loss.detach() * num_tokens
-    metrics["entropy"] = entropy.detach().sum()
-    metrics["logprob_diff_mean"] = difference.sum()
+    metrics["pg_loss"] = loss.detach()
+    metrics["entropy"] = entropy.detach().sum() / num_tokens
+    metrics["logprob_diff_mean"] = difference.sum() / num_tokens
     metrics["logprob_diff_max"] = difference.max()
     loss = loss - config.entropy_coef * (entropy * token_weights).sum() / num_tokens
     if config.observation_coef:  # ECHO
         nll = methods.echo_loss(all_logprobs[len(token_weights) :], num_observation_tokens)
         loss = loss + config.observation_coef * nll
-        # nll is a mean already, but `mean_over_steps` divides this metric by the tokens.
-        metrics["observation_nll"] = nll.detach() * num_tokens
+        metrics["observation_nll"] = nll.detach()
     if learner.ref:
         kl = starpo.kl_penalty(logprobs, micro_batch.ref_logprobs, config.kl_estimator)  # (R,)
-        metrics["kl_ref"] = kl.detach().sum()
+        metrics["kl_ref"] = kl.detach().sum() / num_tokens
         if config.kl_in == "loss":
             loss = loss + config.kl_coef * (kl * token_weights).sum() / num_tokens
     return loss, metrics
@@ -734,8 +727,8 @@ def clipped_loss(
         dual_clip=config.dual_clip,
         segment_log_ratio=segment_log_ratio,
     )
-    # the number of masked tokens, which `mean_over_steps` turns into a fraction
-    metrics["masked_frac"] = (weights == 0).sum().to(loss.dtype)
+    is_masked = (weights == 0).to(loss.dtype)  # (R,) 0 or 1
+    metrics["masked_frac"] = is_masked.sum() / num_tokens
     return loss, metrics
 
 
@@ -744,7 +737,7 @@ def critic_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the clipped value loss times value_coef.
 
-    Returns: loss, a scalar; metrics, summed over the R tokens of the micro-batch."""
+    Returns: loss, a scalar; metrics."""
     config = learner.config
     values = learner.critic(packed)  # (R,)
     if config.estimator == "turn_ppo":
@@ -757,11 +750,11 @@ def critic_loss(
         num_tokens=num_tokens,
         weights=micro_batch.token_weights,
     )
-    metrics["vf_loss"] = loss.detach() * num_tokens
+    metrics["vf_loss"] = loss.detach()
     return config.value_coef * loss, metrics
 
 
-def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float]:
+def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, float]:
     """Clip the gradients and step the optimizers of policy and critic.
 
     If a gradient norm or a metric is not finite, the step is skipped.
@@ -770,7 +763,7 @@ def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float
     Raises: UserError after max_bad_steps skipped steps in a row. Steps that only lower the loss
         scale of float16 do not count."""
     norms = learner.clip_gradients()
-    metrics_are_finite = all(torch.isfinite(value).all() for value in sums.values())
+    metrics_are_finite = all(torch.isfinite(value).all() for value in metrics.values())
     gradient_is_finite = all(torch.isfinite(norm) for norm in norms.values())
     finite = metrics_are_finite and gradient_is_finite
     if finite:

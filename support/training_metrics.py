@@ -90,16 +90,19 @@ def rollout_metrics(
     }
 
 
-def mean_over_steps(steps: Sequence[dict[str, float]], num_tokens: int) -> dict[str, float]:
-    """Average the metrics over all optimizer steps of an iteration.
+def mean_over_steps(
+    steps: Sequence[dict[str, float]], tokens_per_step: Sequence[int]
+) -> dict[str, float]:
+    """Average metrics over the optimizer steps of an iteration.
 
-    Sums over tokens become means over the response tokens of all steps. Gradient norms are means
-    over steps. logprob_diff_* are from the first step: before it, engine and trainer have the same
-    weights.
+    Steps with more response tokens count more, so a mean over the tokens of a mini-batch becomes a
+    mean over those of all mini-batches. Gradient norms count once a step. logprob_diff_* are from
+    the first step: before it, engine and trainer have the same weights.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
-    >>> mean_over_steps(steps, num_tokens=8)
-    {'entropy': 0.5, 'grad_norm': 1.5}
+    >>> mean_over_steps(steps, tokens_per_step=[1, 3])
+    {'entropy': 1.5, 'grad_norm': 1.5}
     """
+    num_tokens = sum(tokens_per_step)
     means = {}
     for key in steps[0]:
         if key.startswith("logprob_diff"):
@@ -107,7 +110,8 @@ def mean_over_steps(steps: Sequence[dict[str, float]], num_tokens: int) -> dict[
         elif key.startswith("grad_norm"):
             means[key] = sum(step[key] for step in steps) / len(steps)
         else:
-            means[key] = sum(step[key] for step in steps) / num_tokens
+            parts = zip(steps, tokens_per_step, strict=True)
+            means[key] = sum(step[key] * tokens for step, tokens in parts) / num_tokens
     return means
 
 

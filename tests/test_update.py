@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 from learners import backward, both_losses, collect_and_target, make_learner, weighted
@@ -375,7 +376,7 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
     num_tokens = len(experience.advantages)
     experience.advantages = torch.zeros(num_tokens)
     loss, metrics = train.policy_loss(learner, pack(kept), weighted(experience), num_tokens)
-    mean_entropy = metrics["entropy"].item() / num_tokens
+    mean_entropy = metrics["entropy"].item()
     assert mean_entropy > 0.01
     assert loss.item() == pytest.approx(-0.5 * mean_entropy, rel=1e-5)
 
@@ -396,20 +397,20 @@ def test_aggregation_weighs_the_value_loss(trained_folder):
 def test_metrics_are_means_over_the_tokens_of_all_steps(trained_folder, monkeypatch):
     learner = make_learner(trained_folder)
     kept, experience = collect_and_target(learner)
-    sums, backward = [], train.backward
+    means, backward = [], train.backward
 
     def spy(learner, mini_batch):
         metrics = backward(learner, mini_batch)
         num_tokens = len(mini_batch.advantages)
-        sums.append((metrics["entropy"].item(), metrics["vf_loss"].item(), num_tokens))
+        means.append((metrics["entropy"].item(), metrics["vf_loss"].item(), num_tokens))
         return metrics
 
     monkeypatch.setattr(train, "backward", spy)
     metrics = train.update(learner, experience)
-    entropies, value_losses, num_tokens = zip(*sums, strict=True)
-    assert len(sums) == 2 and num_tokens[0] != num_tokens[1]
-    assert metrics["entropy"] == pytest.approx(sum(entropies) / sum(num_tokens))
-    assert metrics["vf_loss"] == pytest.approx(sum(value_losses) / sum(num_tokens))
+    entropies, value_losses, num_tokens = zip(*means, strict=True)
+    assert len(means) == 2 and num_tokens[0] != num_tokens[1]
+    assert metrics["entropy"] == pytest.approx(np.average(entropies, weights=num_tokens))
+    assert metrics["vf_loss"] == pytest.approx(np.average(value_losses, weights=num_tokens))
 
 
 def test_every_iteration_draws_its_own_instances(trained_folder):
