@@ -249,13 +249,13 @@ class Episode:
         allowed = min(config.actions_per_turn, self.env.actions_left)
         surplus = max(0, len(parsed.actions) - allowed)
         record = TurnRecord(actions=parsed.actions[:allowed])
-        status, refused = self._execute(record)  # fills in the record
+        status, illegal = self._execute(record)  # fills in the record
         self._note_plan_length()
         self.turn_idx += 1
         if self.turn_idx == config.max_turns:
             status = status or "out_of_turns"
 
-        faults = self._faults(parsed, record, refused, surplus)
+        faults = self._faults(parsed, record, illegal, surplus)
         record.faults = faults or None
         record.format_ok = not faults
         reward = record.env_reward + (0.0 if record.format_ok else config.format_penalty)
@@ -277,11 +277,10 @@ class Episode:
     def _execute(self, record: TurnRecord) -> tuple[str | None, list[str]]:
         """Execute the actions of a record, and note in it what they did.
 
-        Returns: success or failure if the game is over, else None; the actions that the
-            environment refused."""
+        Returns: success or failure if the game is over, else None; the illegal actions."""
         status = None
-        refused = []
-        moves = []  # what took place; "" for a refused action
+        illegal = []
+        moves = []  # what took place; "" for an illegal action
         num_effective = 0
         for action in record.actions:
             step = self.env.step(action)
@@ -292,7 +291,7 @@ class Episode:
             self.observation = check_text(step.observation, "observe", self.env)
             moves.append((step.slipped_to or action) if step.valid else "")
             if not step.valid:
-                refused.append(action)
+                illegal.append(action)
                 continue
             record.env_reward += float(step.reward)
             record.num_actions += 1
@@ -307,7 +306,7 @@ class Episode:
         moves += [""] * (len(record.actions) - len(moves))  # "" after the end of the game
         if moves != record.actions:
             record.moves = moves
-        return status, refused
+        return status, illegal
 
     def _think_bonus(self, thought: str, facts: list[str], num_false: int) -> float:
         """Return think_reward * max(0, stated facts - false sentences) / (number of facts).
@@ -318,14 +317,14 @@ class Episode:
         return self.config.think_reward * max(0, len(stated) - num_false) / max(1, len(distinct))
 
     def _faults(
-        self, parsed: Parsed, record: TurnRecord, refused: list[str], surplus: int
+        self, parsed: Parsed, record: TurnRecord, illegal: list[str], surplus: int
     ) -> list[str]:
         """Return why a reply is not valid, in sentences for the policy; [] for a valid reply."""
         notes = []
         if not parsed.well_formed:
             notes.append("The reply was not in the required form.")
-        if refused:
-            shortened = [" ".join(name.split())[:20] for name in refused[:3]]
+        if illegal:
+            shortened = [" ".join(name.split())[:20] for name in illegal[:3]]
             notes.append("Unknown action: " + ", ".join(f'"{name}"' for name in shortened) + ".")
         if surplus:
             notes.append(f"Not executed, over the limit: {surplus}.")

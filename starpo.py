@@ -194,7 +194,8 @@ def normalize_rewards(
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
     Returns: (K,), with the dtype of rewards.
-    Source: RAGEN's reward_normalization (its groupings: "state", "inductive", "batch").
+    Source: RAGEN's reward_normalization. reward_norm_over calls its groupings "state", "inductive"
+        and "batch" "group", "env" and "batch".
     >>> rewards, group_ids = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0])
     >>> normalize_rewards(rewards, [2, 1], group_ids, "mean").tolist()
     [1.0, 0.0, -1.0]

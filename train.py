@@ -87,7 +87,7 @@ MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.
 
 def main(argv: list[str]) -> None:
     config, _, sources = read_train(argv)
-    device, dtype = parallel.init_distributed(config)
+    device, dtype = parallel.init_distributed(config)  # from here on, only rank 0 prints
     with open_run(config, sources) as run:
         if not run.report_if_finished():
             train(run, device, dtype)
