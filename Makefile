@@ -130,7 +130,7 @@ test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
 
 test-hubs: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_HUBS)
 	.venv/bin/python -m pytest -q tests/test_hubs.py
-	.venv/bin/python eval.py config/frozenlake_grpo.py config/worlds/hubs.py --player=random
+	.venv/bin/python eval.py config/frozenlake_grpo.py config/envs/hubs.py --player=random
 
 test-smollm2: smollm2 $(INSTALLED_DEV)
 	.venv/bin/python -m pytest -q -m real_model tests/test_real_model.py

@@ -133,7 +133,7 @@ class Config:
 
     # -- run
     # folder of the run; '' = out/NAME after the first config file NAME.py, or out/NAME-METHOD if
-    # files of config/methods or config/worlds follow. If seed > 0, _s<seed> is added, unless the
+    # files of config/methods or config/envs follow. If seed > 0, _s<seed> is added, unless the
     # command line gives out_dir. For '', SFT adds _sft
     out_dir: str = ""
     seed: Natural = 0  # every random stream of training derives from it
@@ -540,8 +540,9 @@ def load_config(
 
 
 def default_folder(files: list[str]) -> str:
-    """Return the folder of a run that sets no out_dir. Its name has the overlays for methods and
-    worlds.
+    """Return the folder of a run that sets no out_dir.
+
+    Its name has the overlays for methods and environments.
 
     Args: files: the config files on the command line.
     >>> default_folder(["config/bandit_grpo.py", "config/models/tiny.py", "config/methods/rloo.py"])
@@ -550,7 +551,7 @@ def default_folder(files: list[str]) -> str:
     names = [Path(file).stem for file in files[:1]] or ["default"]
     for file in map(Path, files[1:]):
         folder = file.resolve().parent
-        if folder in (CONFIG_FOLDER / "methods", CONFIG_FOLDER / "worlds"):
+        if folder in (CONFIG_FOLDER / "methods", CONFIG_FOLDER / "envs"):
             names.append(file.stem)
     return f"out/{'-'.join(names)}"
 

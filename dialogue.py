@@ -1,9 +1,8 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
 An `Episode` shows an environment of `envs.py` as messages, and enforces the limit of turns. It
-executes as many actions of a reply as are allowed in a turn and left in the game. The other actions
-are surplus. envs.py ends a game whose actions are used up, and rollout.py enforces the limits of
-tokens.
+tries as many actions of a reply as are allowed in a turn and left in the game. Further actions are
+surplus. envs.py ends a game whose actions are used up; rollout.py enforces the limits of tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
 or if it executes no action. After the action that ends the game, illegal actions are no fault, but
@@ -173,7 +172,7 @@ class Episode:
         return self.open(check_text(observation, "reset", self.env))
 
     def open(self, observation: str) -> tuple[str, str]:
-        """Return the first messages, after the environment has started with `observation`."""
+        """Return the first messages. The environment has started, and shows `observation`."""
         self.turn_idx = 0
         self.observation = observation
         # lengths of the best plan before turn 1 and after each turn, for `methods.shape_rewards`
@@ -197,8 +196,8 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # All games of an environment share one system message, so it lists the actions of the
-        # class. Bandit's class has none, because each game draws its own names.
+        # All games of an environment share one system message. Each game of Bandit draws its own
+        # names of actions, so Bandit's class has none, and the system message lists none.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."

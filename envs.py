@@ -308,7 +308,7 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     name, place, options_text = split_spec(spec)
     env_class = find_class(place)
     options = _parse_options(options_text, _options_of(env_class, place), name, spec)
-    with user_code(f"env={spec!r} cannot be built"):
+    with as_user_error(f"env={spec!r} cannot be built"):
         env = env_class(**options, observation=observation, max_actions=max_actions)
         env.spec = spec
         if not hasattr(env, "max_actions"):
@@ -336,7 +336,7 @@ def split_spec(spec: str) -> tuple[str, str, str]:
 
 
 @contextmanager
-def user_code(problem: str) -> Iterator[None]:
+def as_user_error(problem: str) -> Iterator[None]:
     """A context manager around a user's code, which may raise anything, even SystemExit.
 
     Raises: UserError with `problem` and a description of what the code raised. UserError and
@@ -357,7 +357,7 @@ def find_class(place: str) -> type[Env]:
         does not define all of REQUIRED.
     """
     source, _, class_name = place.rpartition(":")
-    with user_code(f"{source} cannot be loaded"):
+    with as_user_error(f"{source} cannot be loaded"):
         is_file = source.endswith(".py")
         module = _load_file(source) if is_file else importlib.import_module(source)
         found = vars(module).get(class_name)

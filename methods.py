@@ -52,7 +52,7 @@ def shape_rewards(
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
       divided by `max_reward` and capped at 0.99. A success sets it to 1.
     - "balanced": the same progress, but each increase is held back until the next payment. Payments
-      are at the 2nd, 4th, ... turn with a positive reward and at the last turn.
+      are at every second turn of those with a positive reward, and at the last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
       is the length of the best plan, and 0 after a success. Without a plan, the first distance is
       1, and a later distance is twice the first.
@@ -286,7 +286,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     is 1 up to rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the
     first step, too: rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
     1. So config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
-    Its price: the importance weights of tokens are no longer 1, and GSPO does not apply them.
+    Its price: the difference between engine and trainer is not corrected, because GSPO applies no
+    importance weights.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from dialogue import Chat, Episode, TurnOutcome, TurnRecord, cut_fault
-from envs import check_uses, make_env, reserved_keys, user_code
+from envs import as_user_error, check_uses, make_env, reserved_keys
 from support.mixtures import env_specs
 from support.threads import call_all, start_thread
 from support.time_limit import EnvError, call_with_timeout
@@ -50,8 +50,8 @@ class Turn:
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, with the end-of-turn token if it was sampled. `unmask` adds prompt tokens.
-    # An API gives no ids. Then the list has one entry for each token of the response: first the
-    # whole text, then empty strings.
+    # An API gives no ids. To keep the number of tokens, the list then has an entry for each token:
+    # first the whole text, then empty strings.
     response_ids: list[int] | list[str]
     # log pi_engine of response_ids at the sampling temperature, nats; NaN if the engine gave none
     rollout_logprobs: list[float]
@@ -178,7 +178,7 @@ def make_episode(config: Config, env: str = "") -> Episode:
     # Training must not draw evaluation or held-out instances of any environment of the run.
     # Environments with too few instances for disjoint splits are exempt (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
-    with user_code(f"env={environment.spec!r} cannot draw its instances"):
+    with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
         reserved_keys(environment.spec, *environment.also_reserved)
     if config.reward_density == "plan":
@@ -206,7 +206,7 @@ class Rollout:
         return self.episode.env.blocking
 
     def reset(self, split: str) -> None:
-        """Start the episode. If it cannot start, `execute` returns the failure."""
+        """Start the episode. If it cannot start, `failure` is the outcome of the first turn."""
         trajectory = self.trajectory
         trajectory.split = split
         try:
@@ -223,7 +223,7 @@ class Rollout:
             self.open(*opening)
 
     def open(self, system: str, user: str) -> None:
-        """Set the first messages, after the episode has started."""
+        """Set the first messages of an episode that has started, here or in a study."""
         self.trajectory.system = system
         self.user = user
 
@@ -383,9 +383,8 @@ def failed_outcome(error: object) -> TurnOutcome:
 def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> None:
     """Print how many trajectories ended in an error, and stop the run if there are too many.
 
-    The fraction max_error_frac of all trajectories may fail. Even if this is less than a group, a
-    whole group may fail, because one instance that cannot be played fails all its trajectories.
-    With max_error_frac=0, no trajectory may fail.
+    The limit is the fraction max_error_frac of all trajectories, or group_size if that is larger:
+    one instance that cannot be played fails its whole group. With max_error_frac=0 the limit is 0.
 
     Raises: UserError with the first error if more trajectories failed than may, or if every group
         has an error.
@@ -589,8 +588,9 @@ class RolloutScheduler:
         if not sample.ids or self.chat.is_closed(sample.ids):
             return None
         # `_request_turn` allowed max_response_tokens, or fewer if the context had less room.
-        used_whole_budget = len(sample.ids) == self.config.max_response_tokens
-        return "max_response_tokens" if used_whole_budget else "max_context_tokens"
+        if len(sample.ids) == self.config.max_response_tokens:
+            return "max_response_tokens"
+        return "max_context_tokens"
 
 
 class BlockingSteps:

@@ -151,7 +151,7 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
 
     Args:
         values: (C,), of the ranked groups, in the order of their ranks.
-        keep: in (0, 1], or in [1, P] for "count".
+        keep: in (0, 1], or >= 1 for "count".
         num_groups: P. "fraction" keeps a fraction of P, not of C.
     """
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
@@ -187,15 +187,15 @@ def normalize_rewards(
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    The rewards of the turns are scaled like the score: divided by std + 1e-6, or set to 0 if all
-    scores are equal. With "mean" they stay as they are. Then the reward of the last turn changes,
-    so that the rewards of the trajectory sum to its new score.
+    With "mean" the rewards of the turns stay as they are. With the other methods they are divided
+    by std + 1e-6, or set to 0 if all scores are equal. Then the reward of the last turn changes, so
+    that the rewards of the trajectory sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
     Returns: (K,), with the dtype of rewards.
-    Source: RAGEN's reward_normalization. reward_norm_over calls its groupings "state", "inductive"
-        and "batch" "group", "env" and "batch".
+    Source: RAGEN's reward_normalization. Its groupings "state", "inductive" and "batch" are called
+        "group", "env" and "batch" in the setting reward_norm_over.
     >>> rewards, group_ids = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0])
     >>> normalize_rewards(rewards, [2, 1], group_ids, "mean").tolist()
     [1.0, 0.0, -1.0]

@@ -149,7 +149,8 @@ def iterate(
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # The filter sees at most num_groups groups, even if dynamic sampling has added more.
+    # filter_loss_scale needs the kept fraction. The filter sees at most num_groups groups, even if
+    # dynamic sampling has added more.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -235,7 +236,7 @@ def collect_groups(
     env_of_group = rng.choice(list(mixture.keys()), size=num_groups, p=list(mixture.values()))
     return parallel.collect_all(
         engine,
-        learner.policy,
+        learner.policy,  # only to check that the engine has its weights
         chat,
         config,
         starts,
@@ -270,13 +271,10 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
     candidates = torch.arange(len(group_lengths))  # (P,)
     if config.sampling_rounds > 1:  # dynamic sampling
         candidates = methods.candidate_groups(stats.std, config.num_groups)  # (<= P,)
-    keep = config.filter_keep
-    if config.filter_strategy == "count":
-        keep = min(keep, len(candidates))  # errors may leave fewer groups than filter_keep
     chosen = starpo.filter_groups(
         ranked_by[config.filter_by][candidates].double(),
         stats.std[candidates],
-        keep=keep,
+        keep=config.filter_keep,
         strategy=config.filter_strategy,
         smallest=config.filter_smallest,
         zero_std=config.filter_zero_std,
@@ -313,7 +311,7 @@ class Experience:
 
     A sequence is one input of the model: a trajectory or, with context_turns, a single turn. A
     tensor (R,) has one number for each response token of the S sequences, sequence after sequence.
-    The settings sequence_ratio and sequence_mask mean segments: trajectories or turns."""
+    A segment, for GSPO and sequence_mask, is a trajectory or a turn (setting `segment`)."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
     trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
@@ -381,6 +379,7 @@ def build_experience(
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = part_ids(lengths).to(learner.device)  # (R,)
 
+    # forward_sequences computes no gradient. The ranks share its work, and each gets all R numbers.
     rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
     if learner.ref:  # kl_coef > 0
@@ -549,8 +548,8 @@ def part_ids(lengths: list[int]) -> Tensor:
 def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Returns: metrics by name, averaged over the steps by `mean_over_steps`; logprob_diff_* are None
-        if the engine gives no log-probs."""
+    Returns: metrics by name: those of `mean_over_steps`, the learning rates and, with a critic,
+        explained_variance. logprob_diff_* are None if the engine gives no log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
     # List each trajectory once: with context_turns, a trajectory has a sequence for each turn. The
@@ -596,11 +595,11 @@ def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[n
 def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
-    Every loss and every metric is divided by the number of tokens in the whole mini-batch. So those
-    of the micro-batches of all ranks add up, and the split does not change the gradients.
+    A micro-batch divides its losses and metrics by the number of tokens in the whole mini-batch. So
+    those of all micro-batches add up, and the split does not change the gradients.
 
-    Returns: the metrics of `policy_loss` and `critic_loss`, means over the tokens of the
-        mini-batch. logprob_diff_max is a maximum."""
+    Returns: the metrics of `policy_loss` and `critic_loss`: means over the tokens of the
+        mini-batch, and the maximum logprob_diff_max."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(
@@ -658,7 +657,8 @@ def policy_loss(
             divided.
         num_observation_tokens: observation tokens of the mini-batch, by which ECHO's cross-entropy
             is divided.
-    Returns: loss, a scalar; metrics, of which logprob_diff_max is a maximum.
+    Returns: loss, a scalar; metrics, the shares of this micro-batch in the means over the
+        mini-batch, and the maximum logprob_diff_max.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
@@ -737,7 +737,8 @@ def critic_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the clipped value loss times value_coef.
 
-    Returns: loss, a scalar; metrics."""
+    Returns: loss, a scalar; metrics, the shares of this micro-batch in the means over the
+        mini-batch."""
     config = learner.config
     values = learner.critic(packed)  # (R,)
     if config.estimator == "turn_ppo":
@@ -768,7 +769,7 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     finite = metrics_are_finite and gradient_is_finite
     if finite:
         learner.bad_steps = 0
-    else:
+    else:  # raises after max_bad_steps, or lowers loss_scale if only the gradient is not finite
         learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:

@@ -1,8 +1,8 @@
-"""The experiments that `python -m studies.reproduce` runs: figures and tables.
+"""The experiments that `python -m studies.reproduce` runs, such as those of a figure of a paper.
 
-A `Figure` compares curves. A `Curve` is a training run that is repeated with several seeds. The
-folder of a run is named after its config files, overrides and seed, so two figures that contain the
-same run share one folder.
+An `Experiment` compares curves. A `Curve` is a training run that is repeated with several seeds.
+The folder of a run is named after its config files, overrides and seed, so two experiments that
+contain the same run share one folder.
 """
 
 from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# ---------- curves, figures, scales
+# ---------- curves, experiments, scales
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """An experiment, such as a figure of a paper: training runs and the metrics to compare."""
+class Experiment:
+    """Training runs and the metrics to compare, for example for a figure of a paper."""
 
     title: str
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
@@ -316,7 +316,7 @@ REPAIR_SFT = Curve(
     # This restores the default 400: at scale tiny, tiny_text.py sets 32.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
-BUDGET = 6400  # cost of a run in the figure "split", in rollouts
+BUDGET = 6400  # cost of a run in the experiment "split", in rollouts
 DEMONSTRATION_PRICE = 10  # cost of one demonstration, in rollouts
 
 
@@ -364,19 +364,19 @@ def split_budget(sft_share: float) -> Curve:
     return curve(sft=quest_sft(sft_demos=demonstrations), **reinforcement)
 
 
-# ---------- the figures
+# ---------- the experiments
 
-FIGURES = {
+EXPERIMENTS = {
     # arXiv 2504.20073
-    "fig5": Figure(
+    "fig5": Experiment(
         "vanilla StarPO", EVALUATION, compare(ENVS, ["ppo", "grpo"], {"StarPO": STARPO})
     ),
-    "fig6": Figure(
+    "fig6": Experiment(
         "early warnings of collapse in the runs of fig5",
         COLLAPSE_SIGNS,
         compare(ENVS, ["ppo", "grpo"], {"StarPO": STARPO}),
     ),
-    "fig7": Figure(
+    "fig7": Experiment(
         "uncertainty filter, by the share of groups that it keeps",
         EVALUATION,
         compare(
@@ -385,7 +385,7 @@ FIGURES = {
             {f"keep {share:.0%}": curve(filter_keep=share) for share in (0.25, 0.5, 0.75, 1.0)},
         ),
     ),
-    "fig8": Figure(
+    "fig8": Experiment(
         "StarPO-S without each of its parts",
         EVALUATION,
         compare(
@@ -400,17 +400,17 @@ FIGURES = {
             },
         ),
     ),
-    "fig9": Figure(
+    "fig9": Experiment(
         "StarPO-S against StarPO",
         EVALUATION,
         compare(ENVS, ["ppo", "grpo"], {"StarPO": STARPO, "StarPO-S": STARPO_S}),
     ),
-    "fig10": Figure(
+    "fig10": Experiment(
         "online-k: k passes over every rollout, 200 optimizer steps in all",
         EVALUATION,
         compare(GRIDS, ["ppo"], {f"online-{k}": online_k(k) for k in (1, 2, 5, 10)}),
     ),
-    "fig11": Figure(
+    "fig11": Experiment(
         "whether reasoning fades, and whether a reward for true thoughts prevents this",
         THOUGHTS + EVALUATION,
         compare(
@@ -423,7 +423,7 @@ FIGURES = {
             },
         ),
     ),
-    "trap": Figure(
+    "trap": Experiment(
         "vanilla StarPO trained on replies, or on all text like the paper's own code",
         EVALUATION + COLLAPSE_SIGNS,
         compare(
@@ -435,42 +435,42 @@ FIGURES = {
             },
         ),
     ),
-    "credit": Figure(
+    "credit": Experiment(
         "estimators of advantages at about equal CPU time",
         EVALUATION,
         estimators(),
         scales=("tiny",),
         files="credit/credit_speed",
     ),
-    "collapse": Figure(
+    "collapse": Experiment(
         "which methods survive large learning rates",
         EVALUATION + COLLAPSE_SIGNS,
         collapsing(),
         scales=("tiny",),
         files="collapse/collapse_runs",
     ),
-    "echo_trap": Figure(
+    "echo_trap": Experiment(
         "SmolLM2-135M on the bandit: StarPO, StarPO-S and variants of both",
         TRAINING + EVALUATION + COLLAPSE_SIGNS + ("response_length",),
         echo_trap(),
         scales=("smollm2", "smollm2_gpu"),
         files="real_model/echo_trap_runs",
     ),
-    "jobs": Figure(
+    "jobs": Experiment(
         "SmolLM2-135M on pairs of jobs, with and without thoughts",
         TRAINING + EVALUATION,
         jobs(),
         scales=("smollm2", "smollm2_gpu"),
         files="real_model/jobs",
     ),
-    "guess": Figure(
+    "guess": Experiment(
         "SmolLM2-135M guesses a number in four turns",
         TRAINING + EVALUATION + COLLAPSE_SIGNS + THOUGHTS,
         guess(),
         scales=("smollm2_gpu",),
         files="real_model/guess_runs",
     ),
-    "table2": Figure(
+    "table2": Experiment(
         "N responses to each of 128/N prompts (N=1: no filter)",
         EVALUATION,
         compare(
@@ -479,18 +479,18 @@ FIGURES = {
             {f"N={size}": responses_per_prompt(size) for size in (32, 16, 8, 4, 2, 1)},
         ),
     ),
-    "table3": Figure(
+    "table3": Experiment(
         "k actions a turn, 5k a trajectory",
         EVALUATION,
         compare(["sokoban"], ["ppo"], {f"k={k}": actions_per_turn(k) for k in range(1, 8)}),
     ),
-    "table4": Figure(
+    "table4": Experiment(
         "with and without thinking",
         EVALUATION,
         thinking("bandit") | thinking("sokoban"),
     ),
     # arXiv 2510.01132
-    "quest": Figure(
+    "quest": Experiment(
         "RL on quests of w rooms, o objects, q commands, after SFT on quests of the first size",
         TRAINING,
         {
@@ -504,22 +504,22 @@ FIGURES = {
             )
         },
     ),
-    "turns": Figure(
+    "turns": Experiment(
         "step budget: 1.5 to 4 times the shortest solution",
         TRAINING,
         {f"quest PPO {turns} turns": quest_turns(turns) for turns in (6, 8, 12, 16)},
     ),
-    "density": Figure(
+    "density": Experiment(
         "reward density by estimator; groups compare trajectories, or turns by their returns-to-go",
         TRAINING,
         reward_densities(),
     ),
-    "split": Figure(
+    "split": Experiment(
         f"{BUDGET:,} rollouts for RL and demonstrations; a demonstration costs ten rollouts",
         TRAINING,
         {f"quest PPO {share:.0%} SFT": split_budget(share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)},
     ),
-    "ratio": Figure(
+    "ratio": Experiment(
         "reward for a repair that passes all tests, or for the share of tests that it fixes",
         TRAINING,
         {

@@ -4,7 +4,7 @@
 `density`, `split` and `ratio` belong to arXiv 2510.01132. This repository adds `credit` and
 `collapse` (tiny model), and `echo_trap`, `jobs` and `guess` (SmolLM2-135M).
 
-    python -m studies.reproduce fig9                         # all runs of a figure, two at a time
+    python -m studies.reproduce fig9                         # all its runs, two at a time
     python -m studies.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
     python -m studies.reproduce fig5 fig7 fig9 --dry_run=True     # commands and estimated hours
     python -m studies.reproduce fig9 --draw=True             # no runs, only tables and pictures
@@ -22,7 +22,7 @@ from configurator import Config, UserError
 from collections.abc import Sequence
 
 from studies.experiments import (
-    FIGURES,
+    EXPERIMENTS,
     SCALES,
     Command,
     Curve,
@@ -34,7 +34,7 @@ from studies.experiments import (
 from support.terminal import run_main
 
 OPTIONS = {
-    "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = the default of the first figure
+    "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = the default of the first experiment
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = the number in SCALES
     "only": "",  # run only the curves whose label contains this text
@@ -45,7 +45,7 @@ OPTIONS = {
 
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
-    names, options = read_names(argv, FIGURES, OPTIONS)
+    names, options = read_names(argv, EXPERIMENTS, OPTIONS)
     options["scale"] = choose_scale(names, options["scale"])
     if options["jobs"] < 0:
         raise UserError(f"jobs must be 0 or more, got {options['jobs']}")
@@ -60,14 +60,14 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
 
 
 def choose_scale(names: Sequence[str], given: str) -> str:
-    """Return the scale: the given one, or else the default of the first figure.
+    """Return the scale: the given one, or else the default of the first experiment.
 
-    Raises: UserError for an unknown scale, or if a figure does not run at the scale."""
+    Raises: UserError for an unknown scale, or if an experiment does not run at the scale."""
     if given and given not in SCALES:
         raise UserError(f"scale must be one of {', '.join(SCALES)}, got {given!r}")
-    scale = given or FIGURES[names[0]].scales[0]
+    scale = given or EXPERIMENTS[names[0]].scales[0]
     for name in names:
-        scales = FIGURES[name].scales
+        scales = EXPERIMENTS[name].scales
         if scale not in scales:
             raise UserError(f"{name} runs at scale {' or '.join(scales)}, got scale {scale}")
     return scale
@@ -131,7 +131,7 @@ def chosen_jobs(
 ) -> dict[Config, Job]:
     curves = []
     for name in names:
-        curves += FIGURES[name].curves.items()
+        curves += EXPERIMENTS[name].curves.items()
     jobs: dict[Config, Job] = {}
     for seed in seeds:
         for label, curve in curves:
@@ -205,13 +205,13 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
 
 
 def show(name: str, scale: str) -> str:
-    """Write table, points (CSV) and picture of a figure's finished runs. Returns: the table."""
-    figure = FIGURES[name]
-    found = rows_of(figure.curves, scale)
-    suffix = "" if scale == figure.scales[0] else f"_{scale}"
-    title = f"{name}, {scale}: {figure.title}"
-    picture = Path("studies") / f"{figure.files or f'papers/{name}'}{suffix}.png"
-    plots.plot(picture, title, figure.metrics, found)
+    """Write table, points (CSV) and picture of the finished runs. Returns: the table."""
+    experiment = EXPERIMENTS[name]
+    found = rows_of(experiment.curves, scale)
+    suffix = "" if scale == experiment.scales[0] else f"_{scale}"
+    title = f"{name}, {scale}: {experiment.title}"
+    picture = Path("studies") / f"{experiment.files or f'papers/{name}'}{suffix}.png"
+    plots.plot(picture, title, experiment.metrics, found)
     tables.write_points(picture.with_suffix(".csv"), found)
     text = f"# {title}\n\n{tables.table(found, plots.CAPTION)}"
     write_atomically(picture.with_suffix(".md"), text)

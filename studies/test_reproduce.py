@@ -16,7 +16,7 @@ import support.run
 import train
 from envs import make_env
 from studies import experiments, reproduce, runs
-from studies.experiments import Curve, Figure, curve, settings_of, sft_command, train_command
+from studies.experiments import Curve, Experiment, curve, settings_of, sft_command, train_command
 from support.run_folder import save_config
 from support.seed_groups import without_seed
 from support.statistics import difference_interval, rate_interval, wilson_interval
@@ -50,7 +50,7 @@ def results(tmp_path, monkeypatch):
 
 
 def curve_of(name, label):
-    return reproduce.FIGURES[name].curves[label]
+    return reproduce.EXPERIMENTS[name].curves[label]
 
 
 def write_row(results, name, trained, seed=0, successes=SUCCESSES, **changes):
@@ -100,9 +100,9 @@ def cells(line):
 # ---------- the experiments
 
 
-def figures_at(scale):
+def experiments_at(scale):
     found = []
-    for name in reproduce.FIGURES:
+    for name in reproduce.EXPERIMENTS:
         with suppress(UserError):
             reproduce.choose_scale([name], scale)
             found.append(name)
@@ -112,8 +112,8 @@ def figures_at(scale):
 @pytest.mark.parametrize("scale", reproduce.SCALES)
 def test_every_experiment_is_a_valid_run(scale):
     folders = {}
-    for name in figures_at(scale):
-        for label in reproduce.FIGURES[name].curves:
+    for name in experiments_at(scale):
+        for label in reproduce.EXPERIMENTS[name].curves:
             trained = curve_of(name, label)
             config = settings_of(trained, scale, 1)
             check_start(config, sft_command(trained, scale, 1), scale)
@@ -131,10 +131,10 @@ def test_every_experiment_is_a_valid_run(scale):
     assert len(set(names)) == len(folders)
 
 
-@pytest.mark.parametrize("name", reproduce.FIGURES)
-def test_curves_of_a_figure_are_different_runs(name):
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_curves_of_an_experiment_are_different_runs(name):
     """`curve` drops overrides that equal a default, which could make two curves equal."""
-    curves = reproduce.FIGURES[name].curves
+    curves = reproduce.EXPERIMENTS[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
 
@@ -149,7 +149,7 @@ def check_start(config, sft_stage, scale):
 
 
 def differences(one, other, scale="tiny"):
-    """Return the settings in which two curves, (figure, label) each, differ."""
+    """Return the settings in which two curves, (experiment, label) each, differ."""
     a = asdict(settings_of(curve_of(*one), scale, 0))
     b = asdict(settings_of(curve_of(*other), scale, 0))
     return {key for key in a if a[key] != b[key]}
@@ -213,7 +213,7 @@ def test_replies_to_repair_fit(scale):
     assert config.max_response_tokens == 400
 
 
-@pytest.mark.parametrize("label", reproduce.FIGURES["split"].curves)
+@pytest.mark.parametrize("label", reproduce.EXPERIMENTS["split"].curves)
 def test_every_split_costs_the_budget(label):
     trained = curve_of("split", label)
     config = settings_of(trained, "tiny", 0)
@@ -248,12 +248,12 @@ def test_the_last_override_wins_and_defaults_are_left_out():
 
 
 def test_batches_of_table_2_are_constant_and_budgets_of_fig10_equal():
-    for label, trained in reproduce.FIGURES["table2"].curves.items():
+    for label, trained in reproduce.EXPERIMENTS["table2"].curves.items():
         config = settings_of(trained, "tiny", 0)
         assert config.num_groups * config.group_size == 128
         kept = int(config.filter_keep * config.num_groups) * config.group_size
         assert kept == config.batch_size, label  # one optimizer step an iteration
-    for trained in reproduce.FIGURES["fig10"].curves.values():
+    for trained in reproduce.EXPERIMENTS["fig10"].curves.values():
         config = settings_of(trained, "tiny", 0)
         assert config.num_iterations * config.num_epochs == 200
         assert config.eval_every >= 1
@@ -382,11 +382,11 @@ def test_the_first_warning_is_that_of_the_shortest_history(monkeypatch):
     assert runs.first_warning(steps[:2]) is None
 
 
-def test_every_row_of_this_repository_belongs_to_a_figure():
+def test_every_row_of_this_repository_belongs_to_an_experiment():
     wanted = set()
-    for name, figure in reproduce.FIGURES.items():
+    for name, experiment in reproduce.EXPERIMENTS.items():
         scale = reproduce.choose_scale([name], "")
-        wanted |= {without_seed(settings_of(one, scale, 0)) for one in figure.curves.values()}
+        wanted |= {without_seed(settings_of(one, scale, 0)) for one in experiment.curves.values()}
     rows = runs.finished_rows()
     strangers = [
         row["command"] for config, row in rows.items() if without_seed(config) not in wanted
@@ -456,7 +456,7 @@ def test_no_run_starts_from_a_refused_sft_stage(results, monkeypatch):
     assert not launched
 
 
-def test_what_figures_share_is_run_once(results, monkeypatch):
+def test_what_experiments_share_is_run_once(results, monkeypatch):
     launched = record_launches(monkeypatch, exit_code=2)
     monkeypatch.setattr(reproduce, "show", lambda name, *_: name)
     write_row(results, "sokoban", curve_of("fig9", "sokoban PPO StarPO-S"))
@@ -575,7 +575,7 @@ def small(overrides):
 
 
 @pytest.mark.slow
-def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
+def test_two_iterations_of_one_entry_per_experiment(results, monkeypatch):
     def run_here(words, **_):
         if words[1] == "train.py":
             train.main(words[2:])
@@ -587,15 +587,17 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
     launch_with(monkeypatch, run_here)
     nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals need the main thread
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
-    figures = {}
-    for name in figures_at("tiny"):
-        figure = reproduce.FIGURES[name]
-        label, trained = list(figure.curves.items())[-1]
+    experiments = {}
+    for name in experiments_at("tiny"):
+        experiment = reproduce.EXPERIMENTS[name]
+        label, trained = list(experiment.curves.items())[-1]
         curves = {label: shortened(trained)}
-        figures[name] = Figure(figure.title, figure.metrics, curves, files=figure.files)
-    monkeypatch.setattr(reproduce, "FIGURES", figures)
+        experiments[name] = Experiment(
+            experiment.title, experiment.metrics, curves, files=experiment.files
+        )
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", experiments)
     monkeypatch.setattr(plots, "plot", lambda *_: None)
-    reproduce.main([*figures, "--seeds=0", "--jobs=1"])
+    reproduce.main([*experiments, "--seeds=0", "--jobs=1"])
     rows = runs.finished_rows()
     assert len(rows) == len(list((results / "rows").iterdir()))
     for config, row in rows.items():
@@ -604,9 +606,9 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
         demonstrations = 8 if "/sft-" in config.model else 0
         assert row["costs"]["demonstrations"] == demonstrations
         assert row["costs"]["rollouts"] == 2 * config.num_groups * config.group_size
-    for name, figure in figures.items():
-        for label in figure.curves:
-            file = figure.files or f"papers/{name}"
+    for name, experiment in experiments.items():
+        for label in experiment.curves:
+            file = experiment.files or f"papers/{name}"
             assert f"| {label} " in (results / f"{file}.md").read_text()
             assert f"{label},0,1,reward," in (results / f"{file}.csv").read_text()
 

@@ -19,8 +19,10 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(STUDIES.glob("**/*.md")),
 ]
-FILES = {name: figure.files or f"papers/{name}" for name, figure in reproduce.FIGURES.items()}
-FIGURES = [name for name in FILES if (STUDIES / f"{FILES[name]}.md").is_file()]
+FILES = {
+    name: experiment.files or f"papers/{name}" for name, experiment in reproduce.EXPERIMENTS.items()
+}
+EXPERIMENTS = [name for name in FILES if (STUDIES / f"{FILES[name]}.md").is_file()]
 
 NUMBER = r"-?\d+\.?\d*"
 INTERVAL = rf"({NUMBER})(?: %)?(?:\*\*)? \[({NUMBER}),\s+({NUMBER})\]"
@@ -52,9 +54,9 @@ def test_no_interval_excludes_its_own_seeds(path):
     assert "bootstrap" not in text.lower()
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_tables_are_those_of_the_runs(name):
-    found = reproduce.rows_of(reproduce.FIGURES[name].curves, "tiny")
+    found = reproduce.rows_of(reproduce.EXPERIMENTS[name].curves, "tiny")
     text = (STUDIES / f"{FILES[name]}.md").read_text()
     assert tables.table(found, "").split("\n\n")[0] in text
     for label, rows in found.items():

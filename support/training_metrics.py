@@ -95,9 +95,9 @@ def mean_over_steps(
 ) -> dict[str, float]:
     """Average metrics over the optimizer steps of an iteration.
 
-    Steps with more response tokens count more, so a mean over the tokens of a mini-batch becomes a
-    mean over those of all mini-batches. Gradient norms count once a step. logprob_diff_* are from
-    the first step: before it, engine and trainer have the same weights.
+    Steps are weighted by their response tokens. So means over the tokens of the mini-batches become
+    a mean over all tokens. Gradient norms have equal weights. logprob_diff_* are from the first
+    step: before it, engine and trainer have the same weights.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, tokens_per_step=[1, 3])
     {'entropy': 1.5, 'grad_norm': 1.5}

@@ -511,7 +511,7 @@ def test_overlay_loads_on_an_experiment(name):
     base = load(shipped("frozenlake_ppo"))
     config = load(shipped("frozenlake_ppo"), shipped(name))
     changed = {key for key, value in asdict(config).items() if value != getattr(base, key)}
-    is_named = shipped(name).split("/")[-2] in ("methods", "worlds")
+    is_named = shipped(name).split("/")[-2] in ("methods", "envs")
     assert ("out_dir" in changed) == is_named and changed - {"out_dir"}
     assert config.out_dir == (f"out/frozenlake_ppo-{name}" if is_named else "out/frozenlake_ppo")
     assert ("estimator" in changed) == (name in ALGORITHMS)

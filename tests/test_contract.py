@@ -181,7 +181,7 @@ FAULTS = {
         TEXTS,
         "step('') ended with ValueError: invalid literal for int() with base 10: ''",
     ),
-    "a refused text that counts": (
+    "an illegal text that counts": (
         "    def rules",
         READ.format(
             'self.name += 1\n        return {"1": 0, "2": 1}.get(action)',

@@ -60,10 +60,10 @@ def add_overlay(tree):
     path.write_text(path.read_text() + "clip_high = 0.3\n")
 
 
-def add_figure(tree):
-    lines = code_in("studies/README.md", '"rates": Figure(').splitlines()
+def add_experiment(tree):
+    lines = code_in("studies/README.md", '"rates": Experiment(').splitlines()
     code = "".join(f"{line[3:]}\n" for line in lines)
-    start = "\nFIGURES = {\n"
+    start = "\nEXPERIMENTS = {\n"
     replace_in(tree / "studies/experiments.py", start, start + code)
 
 
@@ -75,7 +75,7 @@ def tree(tmp_path_factory):
     add_estimator(folder)
     add_environment(folder)
     add_overlay(folder)
-    add_figure(folder)
+    add_experiment(folder)
     return folder
 
 
@@ -103,8 +103,8 @@ def test_the_edits_are_known_to_the_commands(tree):
         "    print(config.estimator, config.clip_high)\n"
         "from envs import make_env\n"
         "print(make_env('examples/gates.py:Gates').reset(0))\n"
-        "from studies.experiments import FIGURES\n"
-        "print(len(FIGURES['rates'].curves))\n"
+        "from studies.experiments import EXPERIMENTS\n"
+        "print(len(EXPERIMENTS['rates'].curves))\n"
     )
     lines = in_tree(tree, sys.executable, "-c", code).splitlines()
     assert lines == [

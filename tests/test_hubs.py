@@ -569,7 +569,7 @@ def test_search_finds_a_shortest_way_or_none():
 
 
 def shipped_specs():
-    config, *_ = load_config([str(ROOT / "config/worlds/hubs.py")])
+    config, *_ = load_config([str(ROOT / "config/envs/hubs.py")])
     return [spec.strip() for spec in config.env.split("+")]
 
 

@@ -619,12 +619,12 @@ def gradient_of(played, **changes):
     before = learner.config
     learner.config = replace(before, **changes)
     try:
-        sums = backward(learner, experience)
+        metrics = backward(learner, experience)
     finally:
         learner.config = before
     gradients = [p.grad.full_tensor().flatten() for p in learner.policy.parameters()]
     learner.optimizers["policy"].zero_grad(set_to_none=True)
-    return torch.cat(gradients), {key: value.item() for key, value in sums.items()}
+    return torch.cat(gradients), {key: value.item() for key, value in metrics.items()}
 
 
 NOTHING_TO_DO = dict(importance_floor=1e-6, sequence_mask=1e-6, tv_bound=1.0)

@@ -47,7 +47,7 @@ OPTIONAL = {  # start of an argument -> package that it needs (make test-extras 
     "--env=textworld": "textworld",
     "--env=alfworld": "alfworld",
     "--env=rg:": "reasoning_gym",
-    "config/worlds/hubs.py": "gem",
+    "config/envs/hubs.py": "gem",
     "gem:": "gem",
     "gymnasium:LunarLander": "Box2D",
 }

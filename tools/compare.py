@@ -1,10 +1,10 @@
 """Compare methods: one curve per method, paired differences with intervals, costs, and a verdict.
 
-    python -m tools.compare out/grpo_s* vs out/rloo_s*       # two arms, each with its seeds
-    python -m tools.compare out/a* vs out/b* vs out/c*       # b and c are compared with a
-    python -m tools.compare out/a*                           # one arm: its curve and its costs
-    python -m tools.compare out/a* vs out/b* --threshold=80  # costs of reaching 80 % success
-    python -m tools.compare out/a* vs out/b* --out=out/a_b   # a_b.md, .csv, .png and .pdf in out/
+    python -m tools.compare out/A out/A_s* vs out/B out/B_s*   # two arms, each with its seeds
+    python -m tools.compare out/a* vs out/b* vs out/c*         # b and c are compared with a
+    python -m tools.compare out/a*                             # one arm: its curve and its costs
+    python -m tools.compare out/a* vs out/b* --threshold=80    # costs of reaching 80 % success
+    python -m tools.compare out/a* vs out/b* --out=out/a_b     # writes out/a_b.md, .csv, .png, .pdf
 
 An arm is one method: finished runs that differ only in the seed. All arms must be scored on the
 same prompts. By default, the command writes out/comparisons/A_vs_B.md, .csv, .png and .pdf. The

@@ -108,15 +108,15 @@ def find_mistake(env: Env, actions: list[str]) -> str:
     # If `env.actions` is empty, the state decides what is legal. The first typed action may change
     # the state, so only this action is checked.
     checked = actions if env.actions else actions[:1]
-    refused = [action for action in checked if not env.is_legal(action)]
-    if not refused:
+    illegal = [action for action in checked if not env.is_legal(action)]
+    if not illegal:
         return ""
     if env.actions:
-        return f"{refused[0]!r} is no action; the actions are {', '.join(env.actions)}"
+        return f"{illegal[0]!r} is no action; the actions are {', '.join(env.actions)}"
     if missing_method(env, "random"):
-        return f"{refused[0]!r} is no action now"
+        return f"{illegal[0]!r} is no action now"
     (example,) = env.random(1, np.random.default_rng(0))
-    return f"{refused[0]!r} is no action now; a possible one is: {example}"
+    return f"{illegal[0]!r} is no action now; a possible one is: {example}"
 
 
 class ScriptedPlayer:

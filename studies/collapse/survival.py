@@ -24,7 +24,7 @@ from statistics import median
 
 import numpy as np
 
-from studies.experiments import FIGURES
+from studies.experiments import EXPERIMENTS
 from studies.reproduce import rows_of
 from studies.signs import (
     FIRST,
@@ -260,7 +260,7 @@ def main(argv: list[str]) -> None:
 
     Raises: UserError if no run is finished."""
     refuse_arguments(argv)
-    curves = rows_of(FIGURES["collapse"].curves, "tiny")
+    curves = rows_of(EXPERIMENTS["collapse"].curves, "tiny")
     finished = {label: rows for label, rows in curves.items() if rows}
     if not finished:
         raise UserError("no run is finished; start them with python -m studies.reproduce collapse")
@@ -276,7 +276,7 @@ def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
     Args: curves: "frozenlake METHOD at RATE" -> rows."""
     fitted = []
     tested = []
-    for i, label in enumerate(FIGURES["collapse"].curves):
+    for i, label in enumerate(EXPERIMENTS["collapse"].curves):
         half = tested if i % 2 else fitted
         half.extend(curves.get(label, []))
     return {

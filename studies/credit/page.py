@@ -28,7 +28,7 @@ import numpy as np
 
 from studies.credit.accuracy import rank_correlation
 from studies.credit.report import REFERENCE, cell
-from studies.experiments import FIGURES
+from studies.experiments import EXPERIMENTS
 from studies.reproduce import rows_of
 from support.run_folder import read_json, write_atomically
 from support.statistics import mean_over_seeds, rate_in_percent, seed_interval
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     """Fill the tables of PAGE. Raises: UserError if runs or their credit are missing."""
     refuse_arguments(argv)
     summaries = read_json(CREDIT, SUMMARIES)
-    curves = rows_of(FIGURES["credit"].curves, "tiny")
+    curves = rows_of(EXPERIMENTS["credit"].curves, "tiny")
     contents = {}
     for world in ("frozenlake", "sokoban"):
         found = [summary for summary in summaries if summary["env"].split(":")[0] == world]

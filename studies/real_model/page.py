@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from studies.experiments import FIGURES
+from studies.experiments import EXPERIMENTS
 from studies.real_model import guess
 from studies.real_model.curves import draw_traps, draw_two_rates, metrics_of
 from studies.reproduce import rows_of
@@ -93,9 +93,9 @@ def main(argv: list[str]) -> None:
     print(page.read_text())
 
 
-def finished_of(figure: str) -> dict[str, list[Row]]:
+def finished_of(experiment: str) -> dict[str, list[Row]]:
     """Return label of a curve -> rows (records) of its finished runs, at scale smollm2."""
-    curves = rows_of(FIGURES[figure].curves, "smollm2")
+    curves = rows_of(EXPERIMENTS[experiment].curves, "smollm2")
     return {name: rows for name, rows in curves.items() if rows}
 
 

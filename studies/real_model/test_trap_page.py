@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from studies.experiments import FIGURES, settings_of
+from studies.experiments import EXPERIMENTS, settings_of
 from studies.real_model import echo_trap, guess, page, replies
 from support.arguments import read_train
 from tools.sft import read_sft
@@ -145,7 +145,7 @@ def test_the_steps_are_commands_that_fit_into_45_minutes():
     assert sum(step.minutes for step in echo_trap.steps()) <= 45
     assert fetch.words == ("-m", "tools.smollm2")
     config, _, _ = load_config(list(starpo.words[1:]))
-    experiment = settings_of(FIGURES["echo_trap"].curves["bandit StarPO"], "smollm2", 0)
+    experiment = settings_of(EXPERIMENTS["echo_trap"].curves["bandit StarPO"], "smollm2", 0)
     assert differing_settings(config, experiment) == {"model", "out_dir"}
     other, _, _ = load_config(list(starpo_s.words[1:]))
     filtered = {"filter_keep", "clip_high", "batch_size", "out_dir"}

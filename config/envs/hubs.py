@@ -1,6 +1,6 @@
 # Extra settings for any experiment: 29 games of GEM, 32 datasets of reasoning-gym and 6 games of
 # gymnasium, on 4 prompts each (docs/hubs.md). Install requirements/hubs.txt first.
-# Example:  python eval.py config/frozenlake_grpo.py config/worlds/hubs.py --player=random
+# Example:  python eval.py config/frozenlake_grpo.py config/envs/hubs.py --player=random
 
 _gem = """
     Game2048-v0-easy Game2048-v0-hard Game2048-v0-extreme-hard Game2048-v0-random

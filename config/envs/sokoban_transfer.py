@@ -1,6 +1,6 @@
 # Extra settings for sokoban_ppo.py: evaluation also on three environments that training never uses,
 # as in the StarPO paper (tables 2 to 4).
-# Example:  torchrun --standalone train.py config/sokoban_ppo.py config/worlds/sokoban_transfer.py
+# Example:  torchrun --standalone train.py config/sokoban_ppo.py config/envs/sokoban_transfer.py
 
 eval_env = "sokoban:size=6,boxes=1,search_depth=300"
 eval_env += " + sokoban:size=6,boxes=1,search_depth=30,symbols=newvocab"  # other symbols

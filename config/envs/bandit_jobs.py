@@ -2,7 +2,7 @@
 # pair, the job that sounds risky is the better arm. Evaluation adds pairs of other jobs, and a pair
 # in which the job that sounds risky is the worse arm.
 # Example:
-#   python train.py config/bandit_grpo.py config/worlds/bandit_jobs.py config/models/tiny.py
+#   python train.py config/bandit_grpo.py config/envs/bandit_jobs.py config/models/tiny.py
 
 env = "bandit:pair=jobs"
 eval_env = "bandit:pair=jobs + bandit:pair=jobs_test + bandit:pair=trader"
