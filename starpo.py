@@ -57,8 +57,6 @@ Differences from the paper and from RAGEN's code:
 - Dual clip is off by default; RAGEN's backend uses dual clip with c = 3.
 """
 
-from configurator import CRITIC_ESTIMATORS
-
 from typing import NamedTuple
 
 import torch
@@ -243,7 +241,7 @@ def advantages(
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
     [0.25, 0.25, -0.25]
     """
-    if estimator in CRITIC_ESTIMATORS and values is None:
+    if estimator in ("gae", "bi_level_gae") and values is None:
         raise ValueError(f"estimator {estimator!r} needs the values of a critic")
     _check_counts(tokens_per_turn, total=len(rewards))
     if estimator == "bi_level_gae":

@@ -101,18 +101,19 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     # Then `run.start` loads the newest checkpoint, if there is one.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
+    scores = None
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
-        eval_scores = None
+        scores = None
         if run.evaluation_due(metrics):
-            eval_scores = evaluate_all(config, engine, chat, learner.policy)
-        run.add(metrics, trajectories, eval_scores)
-    # The last iteration of a run is always evaluated, and `run.scores` holds its scores.
-    # `run.scores` is None if this process did no iteration: with num_iterations=0, or if an earlier
-    # process ended after the last checkpoint and before the report.
-    if run.is_over() and not run.scores:
-        run.scores = evaluate_all(config, engine, chat, learner.policy)
-    run.finish(play_references)  # the report compares the policy with reference players
+            scores = evaluate_all(config, engine, chat, learner.policy)
+        run.add(metrics, trajectories, scores)
+    # The last iteration of a run is always evaluated. `scores` is None here if this process did no
+    # iteration: with num_iterations=0, or if an earlier process ended after the last checkpoint and
+    # before the report.
+    if run.is_over() and scores is None:
+        scores = evaluate_all(config, engine, chat, learner.policy)
+    run.finish(scores, play_references)  # the report compares the policy with reference players
     parallel.shut_down(engine)
 
 
@@ -145,33 +146,28 @@ def iterate(
 
     # -- filter: by default, keep the groups whose scores (sums of rewards) vary most
     update_timer = Timer()
-    scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
-    stats = starpo.group_stats(scores, config.group_size)  # (P,) each
-    kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
+    stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
+    values = filter_values(config, trajectories, stats)  # (P,)
+    kept_groups = select_groups(config, values, stats)  # (<= P,)
+    note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
     # filter_loss_scale needs the kept fraction. The filter sees at most num_groups groups, even if
     # dynamic sampling has added more.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
-    # -- choose what is trained on: by default, the response tokens of all kept trajectories
     if not config.mask_observations:  # RAGEN v1 trains on the observations, too
         kept = [unmask(trajectory, chat) for trajectory in kept]
-    to_train = list(range(len(kept)))  # indices into kept
-    if config.drop_void:  # SimpleTIR: leave out trajectories with a turn that executed no action
-        is_void = torch.tensor([t.has_void_turn for t in kept], dtype=torch.bool)
-        to_train = methods.without_void_turns(is_void).tolist()
 
-    # -- advantages
+    # -- advantages, then update
+    update_metrics = {}
     if kept:
         experience = build_experience(learner, kept, kept_fraction)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
-
-    # -- update
-    update_metrics = {}
-    if to_train:  # to_train is empty if kept is empty, so here `experience` is defined
-        update_metrics = update(learner, experience.of_trajectories(to_train))
-    else:
+        to_train = indices_to_train(config, kept)
+        if to_train:
+            update_metrics = update(learner, experience.of_trajectories(to_train))
+    if not update_metrics:
         tqdm.write(skipped_update(learner.step + 1, num_kept=len(kept)))
     learner.step += 1  # counts iterations, not optimizer steps
     update_timer.stop()
@@ -196,8 +192,7 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
         learner, engine, chat, rng, first_group=0, num_groups=config.num_groups
     )
     for _ in range(config.sampling_rounds - 1):  # dynamic sampling
-        scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
-        std = starpo.group_stats(scores, config.group_size).std  # (P,)
+        std = stats_of_groups(trajectories, config.group_size).std  # (P,)
         # Groups with errors are dropped later, so here they count as groups without variance.
         std[groups_with_errors(trajectories, config.group_size)] = 0.0
         num_missing = methods.num_missing_groups(std, config.num_groups)
@@ -248,12 +243,14 @@ def collect_groups(
     )
 
 
-def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
-    """Choose the groups to train on with `starpo.filter_groups`.
+def stats_of_groups(trajectories: Sequence[Trajectory], group_size: int) -> GroupStats:
+    """Return the statistics of the scores in each group, (P,) each."""
+    scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
+    return starpo.group_stats(scores, group_size)
 
-    Sets `kept` and `filter_value` of all trajectories.
 
-    Returns: the indices of the chosen groups (<= P,), ascending."""
+def filter_values(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
+    """Return the numbers by which the filter ranks the groups, (P,): see `filter_by`."""
     size = config.group_size
     token_counts = []
     logprob_sums = []
@@ -268,20 +265,26 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
         "entropy": -torch.tensor(logprob_sums) / group_lengths,  # nats per token, estimated
         "length": group_lengths / size,
     }
-    candidates = torch.arange(len(group_lengths))  # (P,)
+    return ranked_by[config.filter_by]
+
+
+def select_groups(config: Config, values: Tensor, stats: GroupStats) -> Tensor:
+    """Choose the groups to train on with `starpo.filter_groups`.
+
+    Args: values: (P,), by which the filter ranks the groups.
+    Returns: the indices of the chosen groups (<= P,), ascending."""
+    candidates = torch.arange(len(values))  # (P,)
     if config.sampling_rounds > 1:  # dynamic sampling
         candidates = methods.candidate_groups(stats.std, config.num_groups)  # (<= P,)
     chosen = starpo.filter_groups(
-        ranked_by[config.filter_by][candidates].double(),
+        values[candidates].double(),
         stats.std[candidates],
         keep=config.filter_keep,
         strategy=config.filter_strategy,
         smallest=config.filter_smallest,
         zero_std=config.filter_zero_std,
     )
-    kept_groups = candidates[chosen]  # (<= P,)
-    note_filter(trajectories, ranked_by[config.filter_by], kept_groups, size)
-    return kept_groups
+    return candidates[chosen]  # (<= P,)
 
 
 def members_of(
@@ -292,6 +295,15 @@ def members_of(
     for group in kept_groups.tolist():
         members += trajectories[group * size : (group + 1) * size]
     return members
+
+
+def indices_to_train(config: Config, kept: Sequence[Trajectory]) -> list[int]:
+    """Return the indices of the kept trajectories to train on: all of them, unless drop_void."""
+    if not config.drop_void:
+        return list(range(len(kept)))
+    # SimpleTIR leaves out trajectories with a turn that executed no action.
+    is_void = torch.tensor([t.has_void_turn for t in kept], dtype=torch.bool)  # (B,)
+    return methods.without_void_turns(is_void).tolist()
 
 
 def skipped_update(iteration: int, num_kept: int) -> str:
@@ -372,12 +384,13 @@ def build_experience(
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
-    turn_ids = part_ids(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
+    tokens_per_turn = torch.tensor(count_tokens_per_turn(kept), device=learner.device)  # (K,)
+    turn_ids = torch.repeat_interleave(tokens_per_turn)  # (R,) 0, 0, 1, 1, 1 for [2, 3] tokens
     segment_ids = turn_ids
     if config.segment == "trajectory":
         # A segment is a sequence: a whole trajectory or, with context_turns, one turn.
         lengths = [sequence.num_response_tokens for sequence in sequences]
-        segment_ids = part_ids(lengths).to(learner.device)  # (R,)
+        segment_ids = torch.repeat_interleave(torch.tensor(lengths, device=learner.device))  # (R,)
 
     # forward_sequences computes no gradient. The ranks share its work, and each gets all R numbers.
     rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
@@ -531,15 +544,6 @@ def group_ids_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
 
     `kept` must hold whole groups. So drop_void acts only after the advantages are computed."""
     return torch.arange(len(kept)) // config.group_size
-
-
-def part_ids(lengths: list[int]) -> Tensor:
-    """Return each index i of `lengths`, repeated lengths[i] times: (sum of lengths,) int64.
-
-    >>> part_ids([2, 1]).tolist()
-    [0, 0, 1]
-    """
-    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
 
 
 # ---------- update

@@ -128,7 +128,6 @@ class Run:
         Args: start_scores: environment -> scores of the model before training."""
         self.learner = learner
         self.start_scores = start_scores
-        self.scores: dict[str, Scores] | None = None
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)
@@ -186,7 +185,6 @@ class Run:
         Args: scores: environment -> scores; None if the iteration was not evaluated."""
         config = self.config
         learner = self.learner
-        self.scores = scores
         row = nan_to_none({**row, **report.eval_metrics(config, scores)})
         row["regime"] = classify_regime(row, self.history)
         improved = scores and row["eval_success"] > self.best_success
@@ -249,8 +247,14 @@ class Run:
         """Whether the run is complete."""
         return self._is_over(self.history)
 
-    def finish(self, play_references: Callable[[Config], dict[str, dict[str, Scores]]]) -> None:
-        """Write the policy and the report, or say that the run was interrupted."""
+    def finish(
+        self,
+        scores: dict[str, Scores] | None,
+        play_references: Callable[[Config], dict[str, dict[str, Scores]]],
+    ) -> None:
+        """Write the policy and the report, or say that the run was interrupted.
+
+        Args: scores: environment -> scores of the policy; may be None in an interrupted run."""
         self.bar.close()
         self.saver.wait()
         step = self.learner.step
@@ -265,7 +269,7 @@ class Run:
             print(f"stopped at iteration {step}: {reason}", flush=True)
         self._export("policy")
         if rank() == 0:
-            stages = {"start": self.start_scores, "after RL": self.scores}
+            stages = {"start": self.start_scores, "after RL": scores}
             references = play_references(self.config)
             report.write_report(self.config, stages, references, self.learner.tokenizer)
             self.log.close()

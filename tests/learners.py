@@ -7,7 +7,6 @@ import torch
 from shared_fixtures import small_config
 
 import model
-import starpo
 import train
 from dialogue import Chat
 from engine import make_engine
@@ -49,7 +48,7 @@ def make_learner(start, *, bias=False, **changes):
 
 def collect_and_target(learner):
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    groups = train.select_groups(learner.config, played, stats_of(played))
+    groups = select_groups(learner.config, played)
     assert len(groups) == 2
     kept = [played[4 * group + i] for group in groups.tolist() for i in range(4)]
     return kept, train.build_experience(learner, kept)
@@ -71,9 +70,9 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
     return train.estimate_advantages(learner, kept, rewards, values)
 
 
-def stats_of(played, group_size=4):
-    scores = torch.tensor([trajectory.score for trajectory in played], dtype=torch.float64)
-    return starpo.group_stats(scores, group_size)
+def select_groups(config, played):
+    stats = train.stats_of_groups(played, config.group_size)
+    return train.select_groups(config, train.filter_values(config, played, stats), stats)
 
 
 def backward(learner, experience):

@@ -5,7 +5,7 @@ The gradient of a method is compared with that of a plain loop over the trajecto
 
 import pytest
 import torch
-from learners import collect_and_target, make_learner, stats_of
+from learners import collect_and_target, make_learner, select_groups
 from shared_fixtures import SMALL_RUN, small_config
 from transformers import AutoModelForCausalLM
 
@@ -36,8 +36,7 @@ class Update:
         chat = Chat(learner.tokenizer)
         self.config = learner.config
         self.played = train.collect_rollouts(learner, learner.engine, chat)
-        stats = stats_of(self.played)
-        self.groups = train.select_groups(self.config, self.played, stats).tolist()
+        self.groups = select_groups(self.config, self.played).tolist()
         self.original = [t for group in self.groups for t in self.members(group)]
         self.kept = self.original
         if not self.config.mask_observations:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learners import backward, collect_and_target, estimate, make_learner, stats_of
+from learners import backward, collect_and_target, estimate, make_learner, select_groups
 from runs import run, untimed
 from shared_fixtures import config_file, small_config
 from transformers import AutoModelForCausalLM
@@ -783,12 +783,11 @@ def test_rounds_of_sampling_add_groups(trained_folder, one_rank):
     first = train.collect_rollouts(once, once.engine, chat)
     found = train.collect_rollouts(more, more.engine, chat)
     assert [t.ids for t in found[: len(first)]] == [t.ids for t in first]
-    stats = stats_of(found)
-    std = stats.std
+    std = train.stats_of_groups(found, 4).std
     num_varied = int((std[:2] > 0).sum())
     assert num_varied < 2 and 2 < len(std) <= 2 + 2 * (2 - num_varied)
     assert len({t.seed for t in found}) == len(found) // 4
-    kept = train.select_groups(replace(more.config, filter_keep=1.0), found, stats).tolist()
+    kept = select_groups(replace(more.config, filter_keep=1.0), found).tolist()
     assert kept == methods.candidate_groups(std, 2).tolist()
 
 

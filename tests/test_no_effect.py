@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learners import make_learner, stats_of
+from learners import make_learner, select_groups
 from runs import run
 from shared_fixtures import SMALL_RUN, config_file, small_config
 
@@ -185,7 +185,7 @@ def test_a_second_normalisation_changes_no_advantage(case, trained_folder, one_r
     for changes in (settings, settings | {name: value}):
         learner = make_learner(trained_folder, **changes)
         played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-        groups = train.select_groups(learner.config, played, stats_of(played))
+        groups = select_groups(learner.config, played)
         kept = train.members_of(groups, played, 4)
         advantages.append(train.build_experience(learner, kept).advantages)
     assert advantages[0].abs().max() > 0.1

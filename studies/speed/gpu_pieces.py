@@ -38,7 +38,6 @@ import torch.distributed as dist
 from huggingface_hub import try_to_load_from_cache
 
 import parallel
-import starpo
 import train
 from learner import Learner, build_learner
 from model import load_model, pick_dtype
@@ -265,9 +264,9 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
     device, _ = parallel.init_distributed(config)
     learner, engine, chat = start(config, device)
     trajectories = train.collect_rollouts(learner, engine, chat)
-    scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
-    stats = starpo.group_stats(scores, config.group_size)  # (P,) each
-    groups = train.select_groups(config, trajectories, stats)
+    stats = train.stats_of_groups(trajectories, config.group_size)  # (P,) each
+    values = train.filter_values(config, trajectories, stats)  # (P,)
+    groups = train.select_groups(config, values, stats)
     kept = train.members_of(groups, trajectories, config.group_size)
     kept_fraction = len(kept) / len(trajectories)
     metrics = train.update(learner, train.build_experience(learner, kept, kept_fraction))
