@@ -59,7 +59,7 @@ class Turn:
     reward: float = 0.0
     text: str = ""  # the decoded response; never encoded again
     observation: str = ""  # the user message that the response answers
-    record: TurnRecord | None = None  # what happened, see dialogue.py
+    record: TurnRecord = field(default_factory=lambda: TurnRecord(actions=[]))  # what happened
     # shared with the copies of the turn that `unmask` makes
     credit: Credit = field(default_factory=Credit)
     state: Hashable = None  # key of the state before the response, see `Episode.state`
@@ -189,10 +189,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
 class Rollout:
     """One episode under way: the trajectory so far and the user message that waits for a reply."""
 
-    def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0, env: str = ""):
+    def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0):
         self.episode = episode
         self.config = episode.config
-        self.trajectory = Trajectory(tuple(seed), member, env=env or episode.config.env)
+        self.trajectory = Trajectory(tuple(seed), member, env=episode.env.spec)
         self.user = ""
         self.failure: TurnOutcome | None = None  # set if the environment could not start
 
@@ -458,7 +458,7 @@ def collect(
     envs = envs or [config.env] * len(starts)
     rollouts = []
     for (seed, member), env in zip(starts, envs, strict=True):
-        rollouts.append(Rollout(make_episode(config, env), seed, member=member, env=env))
+        rollouts.append(Rollout(make_episode(config, env), seed, member=member))
     reset_all(rollouts, split)
     scheduler = RolloutScheduler(
         engine,

@@ -94,14 +94,13 @@ def transcript(trajectory: Trajectory) -> str:
     parts = [trajectory.env]
     for turn in trajectory.turns:
         parts += [turn.observation, turn.text]
-        false_statements = turn.record.false_statements or {} if turn.record else {}
+        false_statements = turn.record.false_statements or {}
         for sentence, fact in false_statements.items():
             parts.append(f"false: {sentence} The fact: {fact}")
-        if turn.record and turn.record.cut_by:
+        if turn.record.cut_by:
             parts.append(cut_fault(len(turn.response_ids), turn.record.cut_by))
         parts.append(f"reward {turn.reward:g}")
-    record = trajectory.turns[-1].record
-    reason = why_ended(trajectory.status, vars(record) if record else {})
+    reason = why_ended(trajectory.status, vars(trajectory.turns[-1].record))
     end = f"{trajectory.status} ({reason})" if reason else trajectory.status
     parts.append(f"{end}, score {trajectory.score:g}")
     return "\n\n".join(parts)

@@ -123,7 +123,7 @@ def describe_cuts(demonstrations: Sequence[Trajectory]) -> str:
     """Say how many demonstrations and replies were cut off by limits of tokens; "" if none were."""
     num_games = sum(trajectory.status == "out_of_tokens" for trajectory in demonstrations)
     turns = [turn for trajectory in demonstrations for turn in trajectory.turns]
-    num_replies = sum(bool(turn.record and turn.record.cut_by) for turn in turns)
+    num_replies = sum(bool(turn.record.cut_by) for turn in turns)
     notes = []
     if num_games:
         notes.append(
@@ -304,9 +304,15 @@ def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
         cut_by = turn.get("cut_by")
         if not cut_by or not response:
             response.append(chat.end)
-        record = TurnRecord([], cut_by=cut_by)
         trajectory.turns.append(
-            Turn(prompt, response, [], text=text, observation=user, record=record)
+            Turn(
+                prompt,
+                response,
+                [],
+                text=text,
+                observation=user,
+                record=TurnRecord([], cut_by=cut_by),
+            )
         )
     if not trajectory.turns:
         raise LookupError("it has no turns")

@@ -32,8 +32,8 @@ SEED_REPLY = 64  # continuations that begin with the turn's own reply
 class RecordedGame(Rollout):
     """A rollout that keeps a copy of its episode before every turn."""
 
-    def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0, env: str = ""):
-        super().__init__(episode, seed, member=member, env=env)
+    def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0):
+        super().__init__(episode, seed, member=member)
         self.states: list[Episode] = []  # before each turn
 
     def execute(self, text: str):
@@ -59,12 +59,7 @@ def copy_episode(episode: Episode) -> Episode:
 def restore(game: RecordedGame, turn: int) -> RecordedGame:
     """Return a copy of the game as it was before turn number `turn`, counted from 0."""
     trajectory = game.trajectory
-    twin = RecordedGame(
-        copy_episode(game.states[turn]),
-        trajectory.seed,
-        member=trajectory.member,
-        env=trajectory.env,
-    )
+    twin = RecordedGame(copy_episode(game.states[turn]), trajectory.seed, member=trajectory.member)
     twin.open(trajectory.system, trajectory.turns[turn].observation)
     twin.trajectory.turns = trajectory.turns[:turn]
     twin.states = game.states[:turn]
