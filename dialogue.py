@@ -52,7 +52,7 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
     rest = text
     tags = ("think", "answer") if think else ("answer",)
     for tag in tags:
-        before, _, rest = rest.partition(f"<{tag}>")
+        before, _, rest = rest.partition(f"<{tag}>")  # without <tag>, rest is "" from here on
         content[tag], closed, rest = rest.partition(f"</{tag}>")
         if not closed:
             return Parsed("", [], False)

@@ -461,7 +461,7 @@ def check_uses(env: Env, *uses: str) -> None:
 
 
 def missing_method(env: Env, use: str) -> str:
-    """Return what an environment's class lacks for a use, such as 'greedy or plan'; '' if nothing.
+    """Return the methods that an environment lacks for a use, as text; "" if it lacks none.
 
     Args: use: "optimal", "greedy", "random", "demonstrations" or "reward_density=plan"."""
     kind = type(env)

@@ -52,7 +52,7 @@ def shape_rewards(
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
       divided by `max_reward` and capped at 0.99. A success sets it to 1.
     - "balanced": the same progress, but each increase is held back until the next payment. Payments
-      are at every second turn of those with a positive reward, and at the last turn.
+      are at the second, fourth, ... turn with a positive reward, and at the last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
       is the length of the best plan, and 0 after a success. Without a plan, the first distance is
       1, and a later distance is twice the first.
@@ -275,12 +275,14 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     """GSPO: return the log of the ratio s of a segment, for each token of the segment.
 
     s = exp(mean_t (log pi(y_t) - log pi_old(y_t))) is the geometric mean of the ratios of the
-    tokens of a segment. This function computes the log of the paper's token form, sg(s) pi(y_t) /
-    sg(pi(y_t)), where sg stops gradients. The value of the token form is s, and its gradient is s *
-    grad log pi(y_t). The loss has the gradient of the paper's sequence form under three conditions:
-    segments are trajectories; all tokens of a trajectory have one advantage; aggregation is
-    "seq_mean_token_mean". GSPO weighs no single token, so `starpo.importance_weights` is not used
-    with it.
+    tokens of a segment. This function computes the log of the paper's token form
+
+        s_t = sg(s) pi(y_t) / sg(pi(y_t)),  where sg stops gradients.
+
+    The value of s_t is s, and its gradient is s grad log pi(y_t). The loss has the gradient of the
+    paper's sequence form under three conditions: segments are trajectories; all tokens of a
+    trajectory have one advantage; aggregation is "seq_mean_token_mean". GSPO weighs no single
+    token, so `starpo.importance_weights` is not used with it.
 
     The ratio has an effect from the second optimizer step of an iteration on. In the first step, s
     is 1 up to rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the

@@ -50,8 +50,8 @@ class Turn:
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, with the end-of-turn token if it was sampled. `unmask` adds prompt tokens.
-    # An API gives no ids. To keep the number of tokens, the list then has an entry for each token:
-    # first the whole text, then empty strings.
+    # An API gives no ids, only a text and its number of tokens. The list is then [text, "", ...],
+    # so that its length is the number of tokens.
     response_ids: list[int] | list[str]
     # log pi_engine of response_ids at the sampling temperature, nats; NaN if the engine gave none
     rollout_logprobs: list[float]
@@ -223,7 +223,7 @@ class Rollout:
             self.open(*opening)
 
     def open(self, system: str, user: str) -> None:
-        """Set the first messages of an episode that has started, here or in a study."""
+        """Set the first messages of an episode that has started, in `reset` or in studies/."""
         self.trajectory.system = system
         self.user = user
 
@@ -510,6 +510,7 @@ class RolloutScheduler:
                 self.on_done()
         blocking_steps = BlockingSteps()
         while self.engine.busy or blocking_steps.num_pending:
+            # the responses that have just ended, often none
             samples = self.engine.step() if self.engine.busy else []
             for sample in samples:
                 rollout = self.rollouts[sample.key]
@@ -520,7 +521,7 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Wait for a blocking step only if the engine has nothing to decode.
+            # Wait only while the engine has nothing to decode. `_record_turn` may give it work.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 

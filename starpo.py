@@ -167,6 +167,7 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     else:
         names = "fraction, count, top_p, top_p_softmax or min_p"
         raise ValueError(f"strategy must be {names}, got {strategy!r}")
+    # True for group i if groups 0 to i have too little mass. All these are kept, and one more.
     is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (C,)
     return 1 + int(is_too_short.sum())
 
@@ -185,9 +186,9 @@ def normalize_rewards(
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    With "mean" the rewards of the turns stay as they are. With the other methods they are divided
-    by std + 1e-6, or set to 0 if all scores are equal. Then the reward of the last turn changes, so
-    that the rewards of the trajectory sum to its new score.
+    Except with "mean", all rewards of turns are first divided by std + 1e-6, or set to 0 if all
+    scores are equal. Then, with every method, the reward of the last turn changes, so that the
+    rewards of the trajectory sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.

@@ -101,7 +101,7 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     # Then `run.start` loads the newest checkpoint, if there is one.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
-    scores = None
+    scores = None  # of the present policy, None if it was not evaluated
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
         scores = None
@@ -135,7 +135,7 @@ def iterate(
     rollout_timer.stop()
 
     # -- drop the groups in which a trajectory ended in an error
-    check_errors(sampled, config, config.group_size)
+    check_errors(sampled, config, config.group_size)  # raises if no group would be left
     trajectories = without_errors(sampled, config.group_size)
 
     # -- measure collapse, outside of both timers: do thoughts still depend on the prompt?
@@ -151,8 +151,8 @@ def iterate(
     kept_groups = select_groups(config, values, stats)  # (<= P,)
     note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # filter_loss_scale needs the kept fraction. The filter sees at most num_groups groups, even if
-    # dynamic sampling has added more.
+    # filter_loss_scale needs the kept fraction. After dynamic sampling, select_groups first takes
+    # num_groups of the groups as candidates.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -323,7 +323,7 @@ class Experience:
 
     A sequence is one input of the model: a trajectory or, with context_turns, a single turn. A
     tensor (R,) has one number for each response token of the S sequences, sequence after sequence.
-    A segment, for GSPO and sequence_mask, is a trajectory or a turn (setting `segment`)."""
+    A segment, for GSPO and sequence_mask, is a sequence or a turn (setting `segment`)."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
     trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
@@ -331,7 +331,7 @@ class Experience:
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; the engine's; old_logprobs where the engine gave none
     turn_ids: Tensor  # (R,) int64; the turn of each token; turns are numbered over all of `kept`
-    segment_ids: Tensor  # (R,) int64; its segment (a turn or a trajectory), numbered likewise
+    segment_ids: Tensor  # (R,) int64; its segment (a sequence or a turn), numbered likewise
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -345,9 +345,9 @@ class Experience:
         }
         lengths = [sequence.num_response_tokens for sequence in self.sequences]
         for field in fields(Experience):
-            tensor = getattr(self, field.name)
-            if isinstance(tensor, Tensor):
-                parts = tensor.split(lengths)
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):  # not a list as above, not None
+                parts = value.split(lengths)
                 chosen[field.name] = torch.cat([parts[i] for i in indices])
         return Experience(**chosen)
 
@@ -379,8 +379,8 @@ def build_experience(
     sequences = []
     trajectory_ids = []
     for trajectory_id, trajectory in enumerate(kept):
-        # The sequences have the response tokens of `kept` in the same order, so tensors (R,) of
-        # the trajectories are also tensors of the sequences.
+        # Sequences keep the order of the response tokens, so a tensor (R,) fits `kept` as well as
+        # `sequences`.
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
@@ -428,9 +428,9 @@ def logprobs_before_update(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
-    By default pi_old is pi_engine, which saves a forward pass. PPO's ratio is then pi / pi_engine,
-    and `starpo.importance_weights` only caps it. Otherwise pi_old is the trainer's policy before
-    the update, and the importance weights contain pi_old / pi_engine."""
+    By default pi_old is pi_engine, which saves a forward pass. Otherwise pi_old is the trainer's
+    policy before the update. Either way, PPO's ratio pi / pi_old times `starpo.importance_weights`
+    is min(pi / pi_engine, importance_cap)."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -478,7 +478,7 @@ def token_rewards(
         )  # (K,)
     lengths = torch.tensor(count_tokens_per_turn(kept))  # (K,)
     per_token = torch.zeros(int(lengths.sum()), dtype=torch.float64)  # (R,)
-    per_token[lengths.cumsum(0) - 1] = rewards
+    per_token[lengths.cumsum(0) - 1] = rewards  # each turn has at least one response token
     if learner.ref and config.kl_in == "reward":
         kl = starpo.kl_penalty(old_logprobs, ref_logprobs, config.kl_estimator)  # (R,)
         per_token -= config.kl_coef * kl.cpu()
@@ -581,7 +581,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         )
     if not config.engine_gives_logprobs():
         return {**metrics, "logprob_diff_mean": None, "logprob_diff_max": None}
-    warn_of_mismatch(learner, metrics["logprob_diff_mean"])
+    warn_of_mismatch(learner, metrics["logprob_diff_mean"])  # of the first mini-batch
     return metrics
 
 
@@ -599,11 +599,12 @@ def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[n
 def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
-    A micro-batch divides its losses and metrics by the number of tokens in the whole mini-batch. So
-    those of all micro-batches add up, and the split does not change the gradients.
+    A micro-batch divides its losses and metrics by the number of response tokens (for ECHO, of
+    observation tokens) in the whole mini-batch. So those of all micro-batches add up, and the split
+    does not change the gradients.
 
-    Returns: the metrics of `policy_loss` and `critic_loss`: means over the tokens of the
-        mini-batch, and the maximum logprob_diff_max."""
+    Returns: the metrics of `policy_loss` and `critic_loss`: means over these tokens, and the
+        maximum logprob_diff_max."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(

@@ -612,8 +612,8 @@ def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
 def test_bi_level_gae_by_hand():
     # The turns have 2 and 1 tokens, with r = 0, 0, 1 and V = 1, 2, 3.
     # Both gammas are 0.5, and both lambdas are 1.
-    # Turn 1 has A = 1 - 3 = -2 and return 1.
-    # Turn 0 has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return 0.5.
+    # The second turn has A = 1 - 3 = -2 and return 1.
+    # The first turn has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return 0.5.
     # The tokens, the last first, have A = -2, 0.5 - 2 = -1.5, 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
     options = dict(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     advantages, returns = starpo.bi_level_gae(

@@ -191,8 +191,9 @@ def code_lines(source, tree):
 
 
 def is_packed(node):
-    """Whether a node is a tuple as a statement, or assigns a tuple with several calls, conditionals
-    or comprehensions."""
+    """Whether a node is a statement such as `f(), g()` or `a, b = f(), g()`.
+
+    In an assignment, two parts must be calls, conditionals or comprehensions."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Tuple)
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
