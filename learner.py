@@ -155,7 +155,7 @@ class Learner:
 
 
 def copy_as_json(state: dict) -> dict:
-    """Return a copy of the state of an estimator, as a checkpoint restores it.
+    """Return a copy of the state of an estimator, written to JSON and read back.
 
     Raises: TypeError if the copy is not equal, for example because of a tensor or a tuple."""
     try:

@@ -1,4 +1,4 @@
-"""Tests of train.py by whole runs on a CPU: repeating, continuing, starting, stopping, learning."""
+"""Tests of train.py by whole runs on a CPU, and of the checks before a run."""
 
 import json
 import math

@@ -176,8 +176,8 @@ def check_environment(
 ) -> list[Finding]:
     """Run all checks and return the findings.
 
-    Args: report: called with each finding. Before each stage it is called with words that follow
-        "while" in a message, such as "it was built".
+    Args: report: called with each finding, and before each stage with a phrase for it, such as "it
+        was built". If the process dies, a message says that it ended "while it was built".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []
