@@ -5,9 +5,10 @@ tries as many actions of a reply as are allowed in a turn and left in the game. 
 surplus. envs.py ends a game whose actions are used up; rollout.py enforces the limits of tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
-or if it executes no action. After the action that ends the game, illegal actions are no fault, but
-surplus actions are. An invalid reply gets the format penalty. The next message reports the faults
-of a reply and its reward with the penalty. In RAGEN the policy never sees the penalty.
+or if it executes no action. If an action ends the game, the rest of the reply is not tried: illegal
+actions in it are no fault, but surplus actions are. An invalid reply gets the format penalty. The
+next message reports the faults of a reply and its reward with the penalty. In RAGEN the policy
+never sees the penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
 their text is only parsed.
@@ -198,7 +199,8 @@ class Episode:
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
         # All games of an environment share one system message. Each game of Bandit draws its own
         # names of actions, so Bandit's class has none, and the system message lists none.
-        names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
+        class_has_actions = bool(type(self.env).actions)
+        names = f"Actions: {', '.join(self.env.actions)}. " if class_has_actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
         return f"{check_text(self.env.rules(), 'rules', self.env)}\n{limits}\n{reply}"

@@ -161,7 +161,7 @@ class Reply:
     response_ids: list[int] | list[str] = field(default_factory=list)  # see `Turn`
     rollout_logprobs: list[float] = field(default_factory=list)
     error: str | None = None  # why the player could not answer
-    cut_by: str | None = None  # see `TurnRecord`
+    cut_by: str | None = None  # the setting whose limit cut the reply off; None if it was not
 
 
 # ---------- one episode

@@ -5,9 +5,10 @@ advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py
 and lists the differences from the StarPO paper (RAGEN, arXiv 2504.20073). `methods.py` has methods
 of other papers. docs/methods.md says how to add an estimator.
 
-Letters of shapes: P groups, B trajectories, K turns, R response tokens. After the filter, B, K and
-R are the numbers of kept trajectories, of their turns and of their response tokens. In the update,
-B, K and R are the numbers in one mini-batch or micro-batch.
+Letters of shapes: P groups, B trajectories, K turns, R response tokens. Response tokens are the
+tokens that the policy sampled. With mask_observations=False, they are all tokens after the system
+message. After the filter, B, K and R are the numbers of kept trajectories, of their turns and of
+their response tokens. In the update, B, K and R are the numbers in one mini-batch or micro-batch.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
@@ -26,8 +27,8 @@ from support.arguments import read_train
 from support.terminal import run_main
 
 if __name__ == "__main__":
-    # Answer --help and check the command line before torch is imported, which takes seconds.
-    # Training starts in the last line of this file.
+    # This first call only answers --help and checks the command line, before torch is imported,
+    # which takes seconds. The call in the last line of this file trains.
     run_main(read_train)
 
 from collections.abc import Iterator, Sequence
@@ -126,7 +127,8 @@ def iterate(
     """Do one round of rollout and update.
 
     Args: history: metrics of earlier iterations, for the moving averages of `measure_collapse`.
-    Returns: metrics by name, None if not measured; the trajectories of groups without an error."""
+    Returns: metrics by name (a metric is None if it was not measured); the trajectories of groups
+        without an error."""
     config = learner.config
 
     # -- collect: P groups of N trajectories
@@ -135,7 +137,7 @@ def iterate(
     rollout_timer.stop()
 
     # -- drop the groups in which a trajectory ended in an error
-    check_errors(sampled, config, config.group_size)  # raises if no group would be left
+    check_errors(sampled, config, config.group_size)  # raises if too many failed
     trajectories = without_errors(sampled, config.group_size)
 
     # -- measure collapse, outside of both timers: do thoughts still depend on the prompt?
@@ -156,7 +158,7 @@ def iterate(
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
-    if not config.mask_observations:  # RAGEN v1 trains on the observations, too
+    if not config.mask_observations:  # RAGEN v1: observations become response tokens, too
         kept = [unmask(trajectory, chat) for trajectory in kept]
 
     # -- advantages, then update
@@ -309,7 +311,7 @@ def indices_to_train(config: Config, kept: Sequence[Trajectory]) -> list[int]:
 def skipped_update(iteration: int, num_kept: int) -> str:
     """Return the message for an iteration that has no trajectory to train on."""
     reason = "each kept trajectory has a void turn"
-    if num_kept == 0:
+    if num_kept == 0:  # each filter strategy keeps a group if any group has variance
         reason = "the filter kept no group, because the scores in each group are equal"
     return f"iteration {iteration}: {reason}; update skipped"
 
@@ -429,8 +431,8 @@ def logprobs_before_update(
     """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
     By default pi_old is pi_engine, which saves a forward pass. Otherwise pi_old is the trainer's
-    policy before the update. Either way, PPO's ratio pi / pi_old times `starpo.importance_weights`
-    is min(pi / pi_engine, importance_cap)."""
+    policy before the update, and `clipped_loss` corrects for the difference from the engine with
+    the weights of `starpo.importance_weights` (not with GSPO)."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -574,6 +576,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         steps.append({**numbers, **norms})
         tokens_per_step.append(len(token_weights))
 
+    # logprob_diff_* are not averaged: they are from the first step, where engine and trainer have
+    # the same weights.
     metrics = {**mean_over_steps(steps, tokens_per_step), **rates}
     if learner.critic:
         metrics["explained_variance"] = explained_variance(
@@ -581,7 +585,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         )
     if not config.engine_gives_logprobs():
         return {**metrics, "logprob_diff_mean": None, "logprob_diff_max": None}
-    warn_of_mismatch(learner, metrics["logprob_diff_mean"])  # of the first mini-batch
+    warn_of_mismatch(learner, metrics["logprob_diff_mean"])
     return metrics
 
 
@@ -774,7 +778,7 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     finite = metrics_are_finite and gradient_is_finite
     if finite:
         learner.bad_steps = 0
-    else:  # raises after max_bad_steps, or lowers loss_scale if only the gradient is not finite
+    else:  # lowers the loss scale of float16, or else counts a bad step
         learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:
