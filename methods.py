@@ -236,7 +236,7 @@ def turn_ppo_advantages(
     The estimator has an effect in every run. turn_gamma and turn_lam matter only in trajectories of
     two turns or more. With mask_observations=False, a turn begins with the observation before the
     reply.
-    Args, returns: as for `starpo.advantages`, but not whitened.
+    Args, returns: as for `starpo.advantages`. The caller whitens the advantages.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
     >>> discounts = dict(turn_gamma=0.5, turn_lam=1.0)
