@@ -83,7 +83,7 @@ def model_rows(job: Job) -> Iterator[Row]:
     config = job.config
     for name in job.models:
         # join the process group again, which `shut_down` left after the previous model
-        device, _ = init_distributed(config)
+        device = init_distributed(config)
         model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)
         engine = make_engine(config, model, chat)

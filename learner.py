@@ -13,7 +13,7 @@ from tqdm import tqdm
 import parallel
 from dialogue import Chat
 from engine import Engine, make_engine
-from model import Critic, Policy, add_lora, compile_blocks, load_model
+from model import Critic, Policy, add_lora, compile_blocks, load_model, pick_dtype
 from support import checkpoint
 from support.checkpoint import Saver
 from support.json_shapes import check_shape
@@ -26,31 +26,23 @@ FIRST_LOSS_SCALE = 2.0**16
 class Learner:
     """Policy, critic, their optimizers and, with KL, the frozen reference."""
 
-    def __init__(
-        self,
-        config: Config,
-        model,
-        tokenizer,
-        device: torch.device,
-        dtype: torch.dtype,
-        ref_model=None,
-    ):
+    def __init__(self, config: Config, model, tokenizer, ref_model=None):
         self.config = config
         self.tokenizer = tokenizer
-        self.device = device
-        self.dtype = dtype
+        self.device = model.device
+        self.dtype = pick_dtype(config.dtype, model.device)
         self.step = 0  # finished iterations
         self.bad_steps = 0  # optimizer steps in a row that `handle_skipped_step` counted as bad
         # state of an estimator between iterations: numbers, texts, lists, dicts
         self.estimator_state: dict = {}
         # multiplies the loss, and divides the gradients after backward()
-        self.loss_scale = FIRST_LOSS_SCALE if dtype == torch.float16 else 1.0
-        self.mesh = parallel.make_mesh(device)
+        self.loss_scale = FIRST_LOSS_SCALE if self.dtype == torch.float16 else 1.0
+        self.mesh = parallel.make_mesh(self.device)
         if config.lora_rank:
             add_lora(model, config.lora_rank, config.seed)  # before the critic copies the model
         critic = None
         if config.estimator in CRITIC_ESTIMATORS:
-            critic = Critic(copy.deepcopy(model.model)).to(device)
+            critic = Critic(copy.deepcopy(model.model)).to(self.device)
         self.policy = self._shard(Policy(model), model.model)
         self.critic = self._shard(critic, critic.backbone) if critic else None
         self.ref = None
@@ -170,9 +162,7 @@ def copy_as_json(state: dict) -> dict:
     return copied
 
 
-def build_learner(
-    config: Config, device: torch.device, dtype: torch.dtype
-) -> tuple[Learner, Engine, Chat]:
+def build_learner(config: Config, device: torch.device) -> tuple[Learner, Engine, Chat]:
     """Build the learner, its engine, and the chat format with the tokenizer."""
     model, tokenizer = load_model(config.model, device=device)
     ref_model = None
@@ -180,7 +170,7 @@ def build_learner(
         ref_model, _ = load_model(config.model, device=device)
     chat = Chat(tokenizer)
     engine = make_engine(config, model, chat)  # before FSDP2 shards the model
-    learner = Learner(config, model, tokenizer, device, dtype, ref_model)
+    learner = Learner(config, model, tokenizer, ref_model)
     if parallel.world_size() > 1:
         sizes = zip(learner.mesh.mesh_dim_names, learner.mesh.shape, strict=True)
         mesh = ", ".join(f"{name}={size}" for name, size in sizes)

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from dialogue import Chat
 from engine import Engine
-from model import Policy, pick_device, pick_dtype
+from model import Policy, pick_device
 from packing import micro_batches, pack
 from rollout import Trajectory, collect
 from support.precision import round_at_random
@@ -51,12 +51,12 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def init_distributed(config: Config) -> tuple[torch.device, torch.dtype]:
+def init_distributed(config: Config) -> torch.device:
     """Set threads and device, and join the process group (collective).
 
     After this call, only rank 0 prints to stdout.
 
-    Returns: the device of this rank and the type to compute in.
+    Returns: the device of this rank.
     Raises: UserError if a GPU is missing, or if its driver is too old.
     """
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
@@ -75,7 +75,7 @@ def init_distributed(config: Config) -> tuple[torch.device, torch.dtype]:
         dist.init_process_group(backend, store=store, rank=this_rank, world_size=num_ranks)
     if rank() > 0:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    return device, pick_dtype(config.dtype, device)
+    return device
 
 
 def _gpu_of_this_rank() -> torch.device:

@@ -88,16 +88,16 @@ MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.
 
 def main(argv: list[str]) -> None:
     config, _, sources = read_train(argv)
-    device, dtype = parallel.init_distributed(config)  # from here on, only rank 0 prints
+    device = parallel.init_distributed(config)  # from here on, only rank 0 prints
     with open_run(config, sources) as run:
         if not run.report_if_finished():
-            train(run, device, dtype)
+            train(run, device)
 
 
-def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
+def train(run: Run, device: torch.device) -> None:
     """Train until the run is over or interrupted."""
     config = run.config
-    learner, engine, chat = build_learner(config, device, dtype)
+    learner, engine, chat = build_learner(config, device)
     # The report needs the scores of the initial model, so every start evaluates this model here.
     # Then `run.start` loads the newest checkpoint, if there is one.
     start_scores = evaluate_all(config, engine, chat, learner.policy)

@@ -35,9 +35,7 @@ def make_learner(start, *, bias=False, **changes):
     weights, tokenizer = model.load_model(str(start))
     reference = model.load_model(str(start))[0] if config.kl_coef else None
     engine = make_engine(config, weights, Chat(tokenizer))
-    cpu = torch.device("cpu")
-    dtype = model.pick_dtype(config.dtype, cpu)
-    learner = Learner(config, weights, tokenizer, cpu, dtype, reference)
+    learner = Learner(config, weights, tokenizer, reference)
     learner.engine = engine
     if learner.critic and bias:
         head = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)) * 0.1

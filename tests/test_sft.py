@@ -393,9 +393,9 @@ def test_one_environment_at_a_time(env, tmp_path):
 
 
 def test_a_step_needs_work_for_every_process(monkeypatch, tmp_path):
-    device = (torch.device("cpu"), torch.float32)
+    cpu = torch.device("cpu")
     monkeypatch.setattr(sft.parallel, "world_size", lambda: 3)
-    monkeypatch.setattr(sft.parallel, "init_distributed", lambda _: device)
+    monkeypatch.setattr(sft.parallel, "init_distributed", lambda _: cpu)
     message = r"sft_batch_size \(2\) is less than the number of processes \(3\)"
     with pytest.raises(ValueError, match=message):
         sft.main([*TINY_BANDIT, "--sft_steps=1", "--sft_batch_size=2", f"--out_dir={tmp_path}/o"])

@@ -388,9 +388,9 @@ def test_a_missing_gpu_is_named(monkeypatch):
     with pytest.raises(ValueError, match="device='cuda', but torch sees no GPU"):
         parallel.init_distributed(small_config(device="cuda"))
     cpu = torch.device("cpu")
-    found = parallel.init_distributed(small_config(device="auto", dtype="bfloat16"))
-    assert found == (cpu, torch.bfloat16)
-    assert parallel.init_distributed(small_config(device="auto")) == (cpu, torch.float32)
+    assert parallel.init_distributed(small_config(device="auto")) == cpu
+    assert model.pick_dtype("auto", cpu) == torch.float32
+    assert model.pick_dtype("bfloat16", cpu) == torch.bfloat16
 
 
 # The first line of /proc/driver/nvidia/version, of the closed and of the open kernel module.
@@ -476,7 +476,8 @@ def test_a_gpu_is_set_up_without_cudnn_attention(monkeypatch):
     assert torch.backends.cuda.cudnn_sdp_enabled()
     try:
         found = parallel.init_distributed(small_config(device="cuda"))
-        assert found == (torch.device("cuda", 0), torch.bfloat16)
+        assert found == torch.device("cuda", 0)
+        assert model.pick_dtype("auto", found) == torch.bfloat16
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)

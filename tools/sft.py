@@ -118,7 +118,7 @@ def main(argv: list[str]) -> None:
         count = write_demonstrations(options["export"], config, Chat(tokenizer))
         print(f"wrote {options['export']}: {count} demonstrations")
         return
-    device, _ = parallel.init_distributed(config)
+    device = parallel.init_distributed(config)
     print_unread("tools.sft", config, sources)
     with open_run(config) as saver:
         train(config, sources, device, saver)

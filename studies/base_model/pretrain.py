@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     config, sources = read_pretraining(argv)
     check_imitation(config)
     check_out_dir(config)
-    device, _ = parallel.init_distributed(config)
+    device = parallel.init_distributed(config)
     print_unread("studies.base_model.pretrain", config, sources)
     with open_run(config) as saver:
         train(config, sources, device, saver)

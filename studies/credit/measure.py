@@ -74,8 +74,8 @@ def measure_missing(
     job: CreditJob, run: str, config: Config, cases: dict[str, dict | None]
 ) -> None:
     """Measure the checkpoints whose label has the value None in `cases`, and replace None there."""
-    device, dtype = parallel.init_distributed(config)
-    learner, engine, chat = build_learner(config, device, dtype)
+    device = parallel.init_distributed(config)
+    learner, engine, chat = build_learner(config, device)
     # "start" comes first: it has no folder, so its weights are those of the new learner.
     for label, folder in job.checkpoints[run].items():
         if cases[label] is not None:

@@ -20,7 +20,7 @@ import parallel
 import train
 from engine import Engine, make_engine
 from learner import Learner
-from model import chunked_logprobs, pick_dtype
+from model import chunked_logprobs
 from packing import PackedBatch, PackedLayout, pack
 from rollout import Trajectory, Turn
 from studies.speed.random_model import QWEN, build_random
@@ -97,9 +97,8 @@ class UpdateCase(NamedTuple):
         """Time one update of train.py. "MFU" is `FLOP / seconds / PEAK_FLOPS`."""
         sizes = sizes_for(device)
         config = self.config(device)
-        dtype = pick_dtype(config.dtype, device)
         model = build_random(sizes.shape, device=device)
-        learner = Learner(config, model, None, device, dtype)
+        learner = Learner(config, model, None)
         trajectories = workload(sizes, sizes.later_tokens[self.work])
         with attention_kernel(self.kernel):
             seconds = median_seconds(partial(train_once, learner, trajectories), device)

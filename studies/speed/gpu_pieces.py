@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
     began = time.perf_counter()
     piece, config, limit_s = read_piece(argv)
     deadline = began + limit_s - RESERVED_S
-    device, _ = parallel.init_distributed(config)
+    device = parallel.init_distributed(config)
     cases = cases_of(piece, config, device, deadline)
     measure(piece, cases, Results(Path(config.out_dir)), device)
 
@@ -246,8 +246,7 @@ def tiny_config(device: torch.device, engine: str = "torch", dtype: str = "auto"
 
 
 def start(config: Config, device: torch.device) -> tuple:
-    dtype = pick_dtype(config.dtype, device)
-    learner, engine, chat = build_learner(config, device, dtype)
+    learner, engine, chat = build_learner(config, device)
     parallel.sync_weights(engine, learner.policy)
     return learner, engine, chat
 
@@ -261,7 +260,7 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
     """
     config = tiny_config(torch.device(device_type), dtype="float32")
     config = replace(config, device="cpu")
-    device, _ = parallel.init_distributed(config)
+    device = parallel.init_distributed(config)
     learner, engine, chat = start(config, device)
     trajectories = train.collect_rollouts(learner, engine, chat)
     stats = train.stats_of_groups(trajectories, config.group_size)  # (P,) each
@@ -342,9 +341,8 @@ def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> li
 def restart_of(config: Config, device: torch.device) -> Values:
     """Update, save checkpoints, load one into a new learner, compare weights."""
     sizes = sizes_for(device)
-    dtype = pick_dtype(config.dtype, device)
     model = load_or_build(config, device)
-    learner = Learner(config, model, None, device, dtype)
+    learner = Learner(config, model, None)
     later_tokens = sizes.later_tokens["W2"]
     vocabulary = model.config.vocab_size
     sizes = sizes._replace(shape={"vocab_size": vocabulary}, num_groups=2)
@@ -362,7 +360,7 @@ def restart_of(config: Config, device: torch.device) -> Values:
             values["second standstill s"] = seconds_of(lambda: learner.save(saver), device)
         saved = next(Path(folder).glob("checkpoint-*"))
         values["GB"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e9
-        other = Learner(config, load_or_build(config, device), None, device, dtype)
+        other = Learner(config, load_or_build(config, device), None)
         values["load s"] = seconds_of(lambda: other.load(saved), device)
     pairs = zip(
         parallel.stream_weights(learner.policy), parallel.stream_weights(other.policy), strict=True
