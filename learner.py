@@ -13,7 +13,16 @@ from tqdm import tqdm
 import parallel
 from dialogue import Chat
 from engine import Engine, make_engine
-from model import Critic, Policy, add_lora, compile_blocks, load_model, pick_dtype
+from model import (
+    Critic,
+    Policy,
+    add_lora,
+    compile_blocks,
+    describe_trained,
+    load_model,
+    pick_dtype,
+    trainable_parameters,
+)
 from support import checkpoint
 from support.checkpoint import Saver
 from support.json_shapes import check_shape
@@ -62,7 +71,7 @@ class Learner:
 
     def _adamw(self, module, learning_rate: float) -> torch.optim.AdamW:
         return torch.optim.AdamW(
-            checkpoint.trainable_parameters(module).values(),
+            trainable_parameters(module).values(),
             lr=learning_rate,
             betas=(self.config.adam_beta1, self.config.adam_beta2),
             eps=self.config.adam_eps,
@@ -88,7 +97,7 @@ class Learner:
         norms = {}
         for name, module in self.modules.items():
             if self.loss_scale != 1:
-                for parameter in checkpoint.trainable_parameters(module).values():
+                for parameter in trainable_parameters(module).values():
                     parameter.grad.div_(self.loss_scale)
             norm = torch.nn.utils.clip_grad_norm_(module.parameters(), self.config.grad_clip)
             norms[name] = parallel.full_tensor(norm)
@@ -176,7 +185,5 @@ def build_learner(config: Config, device: torch.device) -> tuple[Learner, Engine
         mesh = ", ".join(f"{name}={size}" for name, size in sizes)
         print(f"{parallel.world_size()} ranks as {mesh}", flush=True)
     for name, module in learner.modules.items():
-        num_trained = sum(p.numel() for p in checkpoint.trainable_parameters(module).values())
-        num_all = sum(p.numel() for p in module.parameters())
-        print(f"{name}: {num_trained:,} of {num_all:,} parameters are trained", flush=True)
+        print(f"{name}: {describe_trained(module)}", flush=True)
     return learner, engine, chat

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 from huggingface_hub.utils import enable_progress_bars
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -107,6 +106,18 @@ def train_padding_token(module: nn.Module) -> nn.Module:
     """
     module.get_input_embeddings().padding_idx = None
     return module
+
+
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Name -> trained parameter. LoRA trains only the LoRA matrices and the value head."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def describe_trained(module: nn.Module) -> str:
+    """Return a text such as "9,728 of 157,760 parameters are trained"."""
+    num_trained = sum(p.numel() for p in trainable_parameters(module).values())
+    num_all = sum(p.numel() for p in module.parameters())
+    return f"{num_trained:,} of {num_all:,} parameters are trained"
 
 
 def packed_hidden(backbone: nn.Module, batch: PackedBatch) -> Tensor:
@@ -305,18 +316,6 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
         base_model_name_or_path=model.name_or_path,
     )
     inject_adapter_in_model(settings, model)
-
-
-def save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
-    """Write an adapter that PeftModel.from_pretrained can load.
-
-    Args: weights: the matrices A and B of the model's LoRA, by parameter name.
-    """
-    model.peft_config["default"].save_pretrained(folder)
-    renamed = {}
-    for name, weight in weights.items():
-        renamed[f"base_model.model.{name.replace('.default', '')}"] = weight
-    save_file(renamed, folder / "adapter_model.safetensors")
 
 
 # ---------- loading

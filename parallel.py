@@ -12,7 +12,6 @@ function below whose docstring says "collective".
 from configurator import Config, UserError
 
 import os
-import resource
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -117,14 +116,6 @@ def leave_group() -> None:
     """Leave the process group, if vLLM has not destroyed it."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def peak_memory(device: torch.device) -> float:
-    """Return the peak memory of this process in GiB: allocated on a GPU, resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    bytes_per_unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit / 2**30
 
 
 # ---------- exchange between ranks

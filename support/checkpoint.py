@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 import parallel
-from model import Policy, save_adapter
+from model import Policy, trainable_parameters
 from support.checksums import (
     OF_MODEL,
     LogChecksums,
@@ -228,11 +228,6 @@ def _reason(error: BaseException) -> BaseException:
 # ---------- state
 
 
-def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> trained parameter. LoRA trains only the LoRA matrices and the value head."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
 def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
     """The tensors that training changes: {module: {"weights": ..., "moments": ...}}.
 
@@ -413,11 +408,23 @@ def export(folder: Path, policy: Policy, tokenizer, step: int | None = None) -> 
             policy.model.save_pretrained(partial, state_dict=weights)
             tokenizer.save_pretrained(partial)
             if adapter:
-                save_adapter(policy.model, adapter, partial / "adapter")
+                _save_adapter(policy.model, adapter, partial / "adapter")
             if step is not None:
                 description = json.dumps({"step": step})
                 (partial / ITERATION).write_text(description, encoding="utf-8")
             write_checksums(partial, OF_MODEL)
+
+
+def _save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write an adapter that PeftModel.from_pretrained can load.
+
+    Args: weights: the matrices A and B of the model's LoRA, by parameter name.
+    """
+    model.peft_config["default"].save_pretrained(folder)
+    renamed = {}
+    for name, weight in weights.items():
+        renamed[f"base_model.model.{name.replace('.default', '')}"] = weight
+    save_file(renamed, folder / "adapter_model.safetensors")
 
 
 def _full_weights(policy: Policy) -> dict[str, Tensor]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-import parallel
 from rollout import Trajectory
 from starpo import ROUNDING, GroupStats
 from support.metrics import metric_names
@@ -59,10 +60,18 @@ def iteration_metrics(
         "rollout_s": rollout_timer.wall_s,
         "update_s": update_timer.wall_s,
         "cpu_s": rollout_timer.cpu_s + update_timer.cpu_s,
-        "memory_gib": parallel.peak_memory(learner.device),
+        "memory_gib": peak_memory(learner.device),
         **summarize(trajectories),
         **rollout_metrics(stats, successes, config.group_size),
     }
+
+
+def peak_memory(device: torch.device) -> float:
+    """Return the peak memory of this process in GiB: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    bytes_per_unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit / 2**30
 
 
 def rollout_metrics(

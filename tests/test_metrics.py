@@ -15,7 +15,7 @@ import starpo
 from support import metrics
 from support.metrics import GROUPS, METRICS, PLACEHOLDERS, glossary, metric_groups, metric_names
 from support.scores import summarize
-from support.training_metrics import explained_variance, iteration_metrics
+from support.training_metrics import explained_variance, iteration_metrics, peak_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -99,6 +99,13 @@ def test_metrics_of_an_iteration_by_hand():
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert found["pg_loss"] is None and found["eval_success"] is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads a file of Linux")
+def test_peak_memory_is_the_kernels():
+    found = peak_memory(torch.device("cpu"))
+    kib = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    assert found == pytest.approx(kib / 2**20, rel=0.02)
 
 
 def test_summarize_by_hand():

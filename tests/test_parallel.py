@@ -18,7 +18,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import eval as evaluation
-import parallel
 import train
 from dialogue import Chat
 from model import Policy
@@ -73,13 +72,6 @@ def test_vllm_on_two_ranks(trained_folder):
     assert done.returncode == 0, done.stdout[-6000:]
     assert done.stdout.count(" passed") == 2
     assert "engine steps of 128 trajectories: continuous" in done.stdout
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads a file of Linux")
-def test_peak_memory_is_the_kernels():
-    found = parallel.peak_memory(torch.device("cpu"))
-    kib = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-    assert found == pytest.approx(kib / 2**20, rel=0.02)
 
 
 # ---------- whole commands

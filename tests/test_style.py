@@ -71,7 +71,7 @@ THIRD_PARTY = {
     "starpo": {"torch"},
     "rollout": {"numpy", "torch"},
     "players": {"numpy"},
-    "model": {"huggingface_hub", "peft", "safetensors", "tokenizers", "torch", "transformers"},
+    "model": {"huggingface_hub", "peft", "tokenizers", "torch", "transformers"},
     "engine": {"torch", "transformers"},
     "engines": {"numpy", "torch", "tqdm", "transformers", "vllm"},
     "parallel": {"torch"},

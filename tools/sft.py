@@ -78,10 +78,10 @@ from tqdm import tqdm
 
 import parallel
 from dialogue import Chat
-from model import Policy, add_lora, load_model, pick_dtype
+from model import Policy, add_lora, describe_trained, load_model, pick_dtype, trainable_parameters
 from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
-from support.checkpoint import Saver, export, newest, trainable_parameters
+from support.checkpoint import Saver, export, newest
 from support.log import progress_bar
 from support.no_effect import print_unread
 from support.run_lock import lock_folder
@@ -162,9 +162,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
     print_cuts(known)
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)
-        num_trained = sum(p.numel() for p in trainable_parameters(policy).values())
-        num_all = sum(p.numel() for p in policy.parameters())
-        print(f"policy: {num_trained:,} of {num_all:,} parameters are trained", flush=True)
+        print(f"policy: {describe_trained(policy)}", flush=True)
 
     def report(step: int, totals: dict) -> None:
         measured = probe(policy.model, chat, config)

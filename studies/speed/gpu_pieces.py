@@ -46,6 +46,7 @@ from studies.speed import bench_gpu
 from studies.speed.bench_gpu import UpdateCase, seconds_of, sizes_for
 from studies.speed.random_model import build_random, save_random
 from support.checkpoint import Saver
+from support.training_metrics import peak_memory
 
 Values = dict[str, float | str]
 Case = Callable[[], Values]
@@ -95,7 +96,7 @@ def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.
 def measure_case(piece: str, name: str, case: Case, results: Results, device: torch.device) -> None:
     try:
         values = case()
-        memory = {"peak GiB": parallel.peak_memory(device)}
+        memory = {"peak GiB": peak_memory(device)}
         results.add(piece, name, "done", {**values, **memory})
     except NotAvailable as reason:
         results.add(piece, name, "skipped", reason=str(reason))
