@@ -29,6 +29,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.utils.logging import disable_progress_bar
 
 from packing import PackedBatch, PackedLayout
+from support.loaded_model import check_shapes, check_tokenizer, check_weights
 from support.model_folder import check_architecture, check_folder, download, find_model, summary
 from support.precision import product_in_float32
 from support.preflight import check_driver
@@ -363,9 +364,9 @@ def load_model(
         check_architecture(folder, config)
         # Otherwise config.json could name an attention kernel on the hub, which is foreign code.
         config._attn_implementation = "layout"
-        _check_shapes(config, shapes, folder)
+        check_shapes(config, shapes, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        _check_tokenizer(tokenizer, folder)
+        check_tokenizer(tokenizer, folder)
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -377,59 +378,7 @@ def load_model(
         raise
     except Exception as error:  # transformers has no common error class for bad files
         raise UserError(f"model={folder!r} could not be loaded ({summary(error)})") from error
-    _check_weights(model, tokenizer, folder)
+    check_weights(model, tokenizer, folder)
     if is_on_hub:
         model.name_or_path = name  # so an adapter names the model on the hub, not a local folder
     return model.to(device), tokenizer
-
-
-def _check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
-    """Compare the shapes of the weights in the files with those that config.json describes.
-
-    Raises: UserError if a weight is missing, unknown, or has another shape.
-    """
-    with torch.device("meta"):  # tensors on meta have shapes but take no memory
-        expected = AutoModelForCausalLM.from_config(config).state_dict()
-    for name in shapes:
-        if name not in expected:
-            raise UserError(f"model={folder!r} has a weight {name!r}, unknown to its config.json")
-    for name, tensor in expected.items():
-        if name not in shapes:
-            if name == "lm_head.weight" and config.tie_word_embeddings:  # the embedding is the head
-                continue
-            raise UserError(f"model={folder!r} has no weight {name!r}")
-        if shapes[name] != list(tensor.shape):
-            raise UserError(
-                f"model={folder!r}: {name} has shape {shapes[name]}, "
-                f"but its config.json asks for {list(tensor.shape)}"
-            )
-
-
-def _check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that a tokenizer decodes what it encoded. Raises: UserError."""
-    text = "assistant\nUp || 1"
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    if decoded != text:
-        raise UserError(
-            f"model={folder!r}: its tokenizer encodes and decodes {text!r} as {decoded[:80]!r}"
-        )
-
-
-def _check_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that weights are finite, and fit the tokenizer and config.json. Raises: UserError."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not torch.isfinite(tensor).all():
-            raise UserError(f"model={folder!r} has NaN or infinite numbers in {name}")
-    embedding = model.get_input_embeddings().weight
-    is_tied = model.get_output_embeddings().weight is embedding
-    if model.config.tie_word_embeddings and not is_tied:
-        raise UserError(
-            f"model={folder!r} has a head of its own, but its config.json sets tie_word_embeddings"
-        )
-    largest_id = max(tokenizer.get_vocab().values(), default=0)
-    if largest_id >= len(embedding):
-        raise UserError(
-            f"model={folder!r} has {len(embedding)} embeddings, "
-            f"but its tokenizer has a token with id {largest_id}"
-        )

@@ -6,5 +6,5 @@ Its records:      records, log, tensorboard_log, wandb_log, json_shapes
 What it measures: metrics, training_metrics, mutual_information, collapse_signs
 What it prints:   terminal, report, scores, budget_warnings
 Over many runs:   statistics, seed_groups
-Helpers:          model_folder, precision, threads, time_limit
+Helpers:          model_folder, loaded_model, precision, threads, time_limit
 """

@@ -31,7 +31,7 @@ WIDE_FILES: dict[str, str] = {}  # file -> reason
 FLOORS = (
     "configurator packing support.statistics support.collapse_signs support.precision"
     " support.budget_warnings support.quotes support.threads support.code_version",
-    "support.terminal support.time_limit",
+    "support.terminal support.time_limit support.loaded_model",
     "envs starpo support.run_folder support.json_shapes support.model_folder"
     " support.checksums support.settings_history worlds.planners worlds.sokoban_rooms",
     "support.preflight",
@@ -84,6 +84,7 @@ THIRD_PARTY = {
         "reasoning_gym",
         "textworld",
     },
+    "support.loaded_model": {"torch", "transformers"},
     "support": {
         "huggingface_hub",
         "matplotlib",
