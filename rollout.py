@@ -598,7 +598,7 @@ class BlockingSteps:
     """Environment steps that wait for a program or a server. Each runs in its own thread."""
 
     def __init__(self):
-        # holds `threads.Result`s, whose get() returns the outcome of a step or raises its error
+        # holds ((sample, text), future) of finished steps; the future has the outcome of the step
         self.results: SimpleQueue = SimpleQueue()
         self.num_pending = 0
 
@@ -614,12 +614,11 @@ class BlockingSteps:
         if not self.num_pending:
             return None
         try:
-            result = self.results.get(block=wait)
+            (sample, text), future = self.results.get(block=wait)
         except Empty:
             return None
         self.num_pending -= 1
-        sample, text = result.key
-        return sample, text, result.get()
+        return sample, text, future.result()
 
 
 # ---------- trajectories for training and reports

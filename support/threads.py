@@ -26,12 +26,8 @@ def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterato
                 future, item = waiting.get_nowait()
             except Empty:
                 return
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call(item))
-            except BaseException as error:  # `future.result()` raises it again
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                _settle(future, call, item)
 
     for _ in range(min(num_threads, len(futures))):
         threading.Thread(target=work, daemon=True).start()
@@ -52,34 +48,22 @@ def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
     return list(map_in_threads(lambda call: call(), calls, MAX_THREADS))
 
 
-class Result:
-    """What a call in a thread returned or raised."""
-
-    def __init__(self, key: Any):
-        self.key = key  # names the call
-        self.value = None
-        self.error: BaseException | None = None
-
-    def run(self, call: Callable[[], Any], results: SimpleQueue) -> None:
-        """Call a function, keep what it returns or raises, and put this Result into `results`."""
-        with self:
-            self.value = call()
-        results.put(self)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, *_) -> bool:
-        self.error = error
-        return True  # `get` raises it in the thread that waits for the result
-
-    def get(self) -> Any:
-        """What the call returned. Raises: the error that the call raised."""
-        if self.error:
-            raise self.error
-        return self.value
-
-
 def start_thread(call: Callable[[], Any], results: SimpleQueue, key: Any = None) -> None:
-    """Call a function in a new thread, which puts its Result into `results`."""
-    threading.Thread(target=Result(key).run, args=(call, results), daemon=True).start()
+    """Call a function in a new thread, which puts `(key, future)` into `results` when it is done.
+
+    `future.result()` returns what the call returned, or raises what it raised."""
+    future: Future = Future()
+
+    def work() -> None:
+        _settle(future, call)
+        results.put((key, future))
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def _settle(future: Future, call: Callable, *args) -> None:
+    """Call a function, and give what it returns or raises to a future."""
+    try:
+        future.set_result(call(*args))
+    except BaseException as error:  # `future.result()` raises it again
+        future.set_exception(error)

@@ -95,9 +95,10 @@ def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
     results: SimpleQueue = SimpleQueue()
     start_thread(partial(call, *args, **options), results)
     try:
-        return results.get(timeout=limit_s).get()
+        _, future = results.get(timeout=limit_s)
     except Empty:
         raise EnvError(time_out(limit_s)) from None
+    return future.result()
 
 
 class TimeLimit:

@@ -4,11 +4,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from support import threads
-from support.threads import map_in_threads
+from support.threads import map_in_threads, start_thread
 
 ROOT = Path(threads.__file__).resolve().parent.parent
 HANGING = """
@@ -36,6 +37,22 @@ def test_results_keep_their_order():
     assert next(results) == 1
     with pytest.raises(ValueError, match="three"):
         next(results)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_the_future_of_a_thread_raises_what_its_call_raised(error):
+    def fail():
+        raise error("no")
+
+    results = SimpleQueue()
+    start_thread(fail, results, key="a")
+    key, future = results.get(timeout=10)
+    assert key == "a"
+    with pytest.raises(error, match="no"):
+        future.result()
+    start_thread(lambda: 7, results)
+    key, future = results.get(timeout=10)
+    assert (key, future.result()) == (None, 7)
 
 
 def test_ctrl_c_does_not_wait_for_calls_that_hang():

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from queue import Empty
 
 import pytest
 
@@ -148,10 +149,11 @@ def test_the_outer_limit_ends_an_inner_call():
 
 
 def test_a_thread_has_the_limit_too():
+    raised = [KeyError("gone"), Empty("no message"), SystemExit(0)]
     errors = []
 
     def work():
-        for call in (partial(time.sleep, 20), partial(throw, KeyError("gone"))):
+        for call in (partial(time.sleep, 20), *(partial(throw, error) for error in raised)):
             try:
                 call_with_timeout(0.1, call)
             except EnvError as error:
@@ -161,7 +163,8 @@ def test_a_thread_has_the_limit_too():
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(10)
-    assert errors == ["no answer within 0.1 s", "KeyError: 'gone'", 7]
+    sentences = ["KeyError: 'gone'", "Empty: no message", "SystemExit: 0"]
+    assert errors == ["no answer within 0.1 s", *sentences, 7]
 
 
 def test_each_item_has_a_limit_of_its_own(monkeypatch):
