@@ -265,8 +265,6 @@ class Rollout:
 
     def next_prompt(self, chat: Chat) -> list[int]:
         """Return the tokens to put before the next response."""
-        if not self.trajectory.turns:
-            return chat.opening(self.trajectory.system, self.user)
         return following_prompt(chat, self.trajectory, self.user, self.config.context_turns)
 
     def finish(self) -> Trajectory:
@@ -354,15 +352,14 @@ def play_all(
 def following_prompt(
     chat: Chat, trajectory: Trajectory, user: str, context_turns: int
 ) -> list[int]:
-    """Return the prompt of the next turn: by default, the tokens since the last response.
+    """Return the prompt of the next turn: the tokens since the last response, or since the start.
 
     With `context_turns` the engine forgets earlier turns, so the prompt repeats the system message
     and the turns that the policy may see."""
     turns = trajectory.turns
-    if not context_turns:
+    if turns and not context_turns:
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
-    # context_turns counts the next turn, so context_turns - 1 earlier turns are visible.
-    visible = turns[max(0, len(turns) + 1 - context_turns) :]
+    visible = visible_turns(turns, context_turns)
     users = [turn.observation for turn in visible]
     users.append(user)
     prompt = chat.opening(trajectory.system, users[0])
@@ -370,6 +367,14 @@ def following_prompt(
         prompt += turn.response_ids
         prompt += chat.following(following_user, closed=chat.is_closed(turn.response_ids))
     return prompt
+
+
+def visible_turns(turns: Sequence[Turn], context_turns: int) -> Sequence[Turn]:
+    """Return the earlier turns that the policy sees in the next turn; all if context_turns is 0.
+
+    context_turns counts the next turn, so context_turns - 1 earlier turns are visible."""
+    first = max(0, len(turns) + 1 - context_turns) if context_turns else 0
+    return turns[first:]
 
 
 # ---------- trajectories that end in an error

@@ -41,7 +41,7 @@ import numpy as np
 from tqdm import tqdm
 
 from eval import SEED_EVAL, model_rows, player_rows, report_rows
-from rollout import Reply, Rollout, Trajectory, make_episode, play
+from rollout import Reply, Rollout, Trajectory, make_episode, play, visible_turns
 from support.log import progress_bar
 from support.quotes import split_unquoted, unquote
 from support.scores import Row, Scores, score
@@ -124,10 +124,8 @@ class APIPlayer:
 def messages_of(rollout: Rollout) -> list[dict[str, str]]:
     """Return the dialogue so far, without turns that the setting context_turns hides."""
     trajectory = rollout.trajectory
-    context_turns = rollout.config.context_turns
-    first = max(0, len(trajectory.turns) + 1 - context_turns) if context_turns else 0
     messages = [{"role": "system", "content": trajectory.system}]
-    for turn in trajectory.turns[first:]:
+    for turn in visible_turns(trajectory.turns, rollout.config.context_turns):
         messages.append({"role": "user", "content": turn.observation})
         messages.append({"role": "assistant", "content": turn.text})
     messages.append({"role": "user", "content": rollout.user})

@@ -296,10 +296,7 @@ def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     for turn in record["turns"]:
         user = turn["observation"]
         text = turn["response"]
-        if trajectory.turns:
-            prompt = following_prompt(chat, trajectory, user, config.context_turns)
-        else:
-            prompt = chat.opening(trajectory.system, user)
+        prompt = following_prompt(chat, trajectory, user, config.context_turns)
         response = list(chat.encode(text))
         cut_by = turn.get("cut_by")
         if not cut_by or not response:
