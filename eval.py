@@ -26,6 +26,7 @@ if __name__ == "__main__":
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain, product
 
 import numpy as np
@@ -42,7 +43,7 @@ from parallel import (
     sync_weights,
     world_size,
 )
-from players import ReferencePlayer
+from players import reference_reply
 from rollout import (
     Rollout,
     Trajectory,
@@ -203,7 +204,7 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
     for index, member in product(range(config.eval_size), range(samples)):
         rng = np.random.default_rng([SEED_EVAL, index, member])
         rollouts.append(Rollout(make_episode(config), (index,), member=member))
-        players.append(ReferencePlayer(player, rng))
+        players.append(partial(reference_reply, player, rng))
     trajectories = play_all(rollouts, players, config.eval_split)
     check_errors(trajectories, config)
     return trajectories

@@ -12,26 +12,18 @@ from rollout import Reply, Rollout
 from support.time_limit import EnvError, call_with_timeout
 
 
-class ReferencePlayer:
-    """A player for `rollout.play` that replies with `reference_actions`."""
+def reference_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
+    """Reply with `reference_actions`, and without a thought.
 
-    def __init__(self, player: str, rng: np.random.Generator):
-        self.player = player
-        self.rng = rng
-
-    def __call__(self, rollout: Rollout) -> Reply:
-        config = rollout.config
-        try:
-            actions = call_with_timeout(
-                config.step_timeout_s,
-                reference_actions,
-                rollout.episode,
-                self.player,
-                self.rng,
-            )
-        except EnvError as error:
-            return Reply("", error=str(error))
-        return Reply(format_response("", actions, think=config.think))
+    With `player` and `rng` bound by functools.partial, this is a player for `rollout.play`."""
+    config = rollout.config
+    try:
+        actions = call_with_timeout(
+            config.step_timeout_s, reference_actions, rollout.episode, player, rng
+        )
+    except EnvError as error:
+        return Reply("", error=str(error))
+    return Reply(format_response("", actions, think=config.think))
 
 
 def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:

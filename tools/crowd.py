@@ -16,6 +16,7 @@ from configurator import Config, UserError, load_config
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -147,21 +148,14 @@ def play_crowd(player: str, config: Config, samples: int) -> np.ndarray:
         rng = np.random.default_rng([SEED_CROWD, index, member])
         rollout = Rollout(make_episode(config), (index,), member=member)
         rollout.reset(config.eval_split)
-        wins[index, member] = play(rollout, CrowdPlayer(player, rng)).success
+        wins[index, member] = play(rollout, partial(reply_without_thought, player, rng)).success
     return wins.mean(axis=1)[None]
 
 
-class CrowdPlayer:
-    """Answers a rollout with the actions of a player of the crowd, and with empty thoughts."""
-
-    def __init__(self, player: str, rng: np.random.Generator):
-        self.player = player
-        self.rng = rng
-
-    def __call__(self, rollout: Rollout) -> Reply:
-        episode = rollout.episode
-        actions = turn_actions(self.player, episode, self.rng)
-        return Reply(format_response("", actions, think=rollout.config.think))
+def reply_without_thought(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
+    """Reply with the actions of a player of the crowd, and without a thought."""
+    actions = turn_actions(player, rollout.episode, rng)
+    return Reply(format_response("", actions, think=rollout.config.think))
 
 
 def main(argv: list[str]) -> None:

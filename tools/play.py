@@ -10,6 +10,8 @@ is sent as the whole reply, with its tags.
 
 from configurator import Config, UserError, load_config, printable
 
+from functools import partial
+
 import numpy as np
 
 from dialogue import format_response
@@ -32,7 +34,7 @@ def main(argv: list[str]) -> None:
     answer = ask_human
     if player:
         check_uses(rollout.episode.env, player)
-        answer = ScriptedPlayer(player, np.random.default_rng(config.seed))
+        answer = partial(printed_reply, player, np.random.default_rng(config.seed))
     rollout.reset("train")
     if rollout.failure:
         error = rollout.failure.record.error
@@ -119,26 +121,20 @@ def find_mistake(env: Env, actions: list[str]) -> str:
     return f"{illegal[0]!r} is no action now; a possible one is: {example}"
 
 
-class ScriptedPlayer:
-    """Prints and returns the replies of a reference player, with true thoughts."""
+def printed_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
+    """Print and return the reply of a reference player, with a true thought."""
 
-    def __init__(self, player: str, rng: np.random.Generator):
-        self.player = player
-        self.rng = rng
-
-    def __call__(self, rollout: Rollout) -> Reply:
-        try:
-            text = call_with_timeout(rollout.config.step_timeout_s, self.write_reply, rollout)
-        except EnvError as error:
-            return Reply("", error=str(error))
-        show(f"\n{rollout.user}\n> {text}")
-        return Reply(text)
-
-    def write_reply(self, rollout: Rollout) -> str:
-        episode = rollout.episode
-        actions = reference_actions(episode, self.player, self.rng)
-        thought = " ".join(episode.statements())
+    def write_reply() -> str:
+        actions = reference_actions(rollout.episode, player, rng)
+        thought = " ".join(rollout.episode.statements())
         return format_response(thought, actions, think=rollout.config.think)
+
+    try:
+        text = call_with_timeout(rollout.config.step_timeout_s, write_reply)
+    except EnvError as error:
+        return Reply("", error=str(error))
+    show(f"\n{rollout.user}\n> {text}")
+    return Reply(text)
 
 
 if __name__ == "__main__":
