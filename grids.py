@@ -418,13 +418,15 @@ class Sokoban(Grid):
 
     def why_lost(self) -> str:
         """Name a box that is stuck in a corner without a target; "" if none."""
-        up, down, left, right = self.deltas
         for box in self.boxes:
-            blocked_vertically = box + up not in self.floor or box + down not in self.floor
-            blocked_sideways = box + left not in self.floor or box + right not in self.floor
-            if box not in self.targets and blocked_vertically and blocked_sideways:
+            if box not in self.targets and self.in_corner(box):
                 return f"a box is stuck in a corner at {self._place(box)}"
         return ""
+
+    def in_corner(self, cell: int) -> bool:
+        """Whether a cell has a wall above or below it, and a wall to the left or right of it."""
+        up, down, left, right = (cell + delta not in self.floor for delta in self.deltas)
+        return (up or down) and (left or right)
 
     # Players
 

@@ -10,7 +10,7 @@ from shared_fixtures import config_file
 
 from envs import make_env
 from tools import crowd
-from tools.crowd import careful, choose_actions, in_corner, play_crowd
+from tools.crowd import careful, choose_actions, play_crowd
 
 ROOT = crowd.__file__.rsplit("/", 2)[0]
 
@@ -75,7 +75,7 @@ def test_the_careful_player_never_pushes_a_box_into_a_corner():
     env = room(floor, (16,), 8, (9,))
     assert env.greedy() == "Right"
     assert "Right" not in choices(env)
-    corners = [cell for cell in floor if in_corner(env, cell)]
+    corners = [cell for cell in floor if env.in_corner(cell)]
     assert corners == [7, 10, 19, 22]
 
 

@@ -126,14 +126,8 @@ def sokoban_cost(env: Sokoban, index: int) -> Cost:
     is_stuck = False
     if moved is not None:
         _, boxes = moved
-        is_stuck = any(in_corner(env, box) for box in boxes if box not in env.targets)
+        is_stuck = any(env.in_corner(box) for box in boxes if box not in env.targets)
     return is_stuck, *env.cost_after(index)
-
-
-def in_corner(env: Sokoban, cell: int) -> bool:
-    """Whether a cell has a wall above or below it, and a wall to the left or right of it."""
-    up, down, left, right = (cell + delta not in env.floor for delta in env.deltas)
-    return (up or down) and (left or right)
 
 
 # ---------- how well they play
