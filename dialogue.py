@@ -91,8 +91,12 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
 def checkable_sentences(thought: str, facts: list[str]) -> list[str]:
     """Return the sentences of a thought that begin with the first word of a fact."""
     subjects = {first_word(fact) for fact in facts}
-    sentences = [part.strip() + "." for part in thought.split(".") if part.strip()]
-    return [sentence for sentence in sentences if first_word(sentence) in subjects]
+    return [sentence for sentence in sentences_of(thought) if first_word(sentence) in subjects]
+
+
+def sentences_of(thought: str) -> list[str]:
+    """Split a thought at its periods. Returns: the sentences, each with its period."""
+    return [part.strip() + "." for part in thought.split(".") if part.strip()]
 
 
 def first_word(sentence: str) -> str:
@@ -314,7 +318,7 @@ class Episode:
 
         A repeated fact counts once."""
         distinct = set(facts)
-        stated = {part.strip() + "." for part in thought.split(".")} & distinct
+        stated = distinct.intersection(sentences_of(thought))
         return self.config.think_reward * max(0, len(stated) - num_false) / max(1, len(distinct))
 
     def _faults(

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
-from dialogue import IM_END, cut_fault, parse_response
+from dialogue import IM_END, cut_fault, parse_response, sentences_of
 from support.records import LOST, TRAJECTORY, read_records, why_ended
 from support.run_folder import load_saved, read_json, read_rows
 from support.settings_history import (
@@ -326,7 +326,7 @@ def describe_turn(
         "tokens": [number_text(token, text_ids) for token in tokens],
         "surprise": [round(100 * nats) for nats in turn["surprise"]],  # in 1/100 nat
         "statements": [turn.get("statements_checked", 0), turn.get("statements_true", 0)],
-        "sentences": sum(bool(part.strip()) for part in parsed.thought.split(".")),
+        "sentences": len(sentences_of(parsed.thought)),
     }
     if turn.get("false_statements"):
         described["marked_thought"] = mark_false(parsed.thought, turn["false_statements"])
