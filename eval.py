@@ -18,7 +18,8 @@ can execute again. `python -m tools.api_models` scores a model behind an API.
 
 from configurator import Config
 
-from support.arguments import PLAYERS, Job, read_eval, scored_envs
+from support.arguments import PLAYERS, Job, read_eval
+from support.mixtures import scored_envs
 from support.terminal import run_main
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from envs import check_uses, make_env
 from rollout import make_episode
-from support.mixtures import env_specs, mixture_at, specs_that_run_programs
+from support.mixtures import env_specs, scored_envs, specs_that_run_programs
 from support.model_folder import find_model
 from support.preflight import check_first_turn, check_installed, check_wandb
 from support.quotes import split_unquoted, unquote
@@ -61,14 +61,6 @@ def check_not_empty(argv: list[str]) -> None:
             "give a file config/NAME.py, and on a laptop config/models/tiny.py, too; NAME is one "
             f"of {names}; --help lists all settings"
         )
-
-
-def scored_envs(config: Config) -> list[str]:
-    """The environments of an evaluation: those of eval_env, or of env if eval_env is empty.
-
-    Of a curriculum (env='A @50 > B'), only the environments of the last stage count.
-    """
-    return list(mixture_at(config.eval_env or config.env, None))
 
 
 def check_envs(config: Config, envs: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from configurator import Config
 from itertools import product
 from typing import NamedTuple
 
-from support.mixtures import mixture_at
+from support.mixtures import scored_envs
 
 RETRIEVAL_RANKS = (1, 2, 4, 8)  # K of retrieval@K
 
@@ -418,10 +418,9 @@ def metric_names(config: Config) -> list[str]:
 
 def metric_groups(config: Config) -> dict[str, str]:
     """Name -> group of each metric of a row, in order."""
-    scored_envs = list(mixture_at(config.eval_env or config.env, None))
     values = {
         "N": [str(config.group_size)],
-        "ENV": scored_envs[1:],
+        "ENV": scored_envs(config)[1:],
         "SAMPLING": ["first", "sampled"],
         "K": [str(k) for k in RETRIEVAL_RANKS],
     }

@@ -4,7 +4,7 @@ A spec is the text of one environment with its options, such as frozenlake:size=
 contains a separator (SIGNS) must stand in quotes: env="'/my games/doors.py:Doors' + B".
 """
 
-from configurator import UserError
+from configurator import Config, UserError
 
 import re
 from functools import lru_cache
@@ -57,6 +57,14 @@ def env_specs(*texts: str) -> tuple[str, ...]:
         for stage in _parse_stages(text) if text else ():
             specs |= stage.shares
     return tuple(specs)
+
+
+def scored_envs(config: Config) -> list[str]:
+    """The environments of an evaluation: those of eval_env, or of env if eval_env is empty.
+
+    Of a curriculum (env='A @50 > B'), only the environments of the last stage count.
+    """
+    return list(mixture_at(config.eval_env or config.env, None))
 
 
 def specs_that_run_programs(text: str) -> list[str]:

@@ -8,9 +8,8 @@ import shlex
 import shutil
 from pathlib import Path
 
-from support.arguments import scored_envs
 from support.budget_warnings import budget_note
-from support.mixtures import specs_that_run_programs
+from support.mixtures import scored_envs, specs_that_run_programs
 from support.records import write_jsonl
 from support.run_folder import read_text, write_atomically
 from support.scores import Scores, budget_notes, score_table

@@ -10,7 +10,8 @@ Up to `max_running` games are played at once, in threads.
 
 from configurator import Config, UserError
 
-from support.arguments import SCORING_OPTIONS, Job, read_scoring, scored_envs
+from support.arguments import SCORING_OPTIONS, Job, read_scoring
+from support.mixtures import scored_envs
 from support.terminal import run_main
 from tools.chat_server import check_server, request_reply
 

@@ -11,7 +11,8 @@ from configurator import Config, UserError, printable
 
 from pathlib import Path
 
-from support.arguments import SCORING_OPTIONS, Job, read_scoring, scored_envs
+from support.arguments import SCORING_OPTIONS, Job, read_scoring
+from support.mixtures import scored_envs
 from support.terminal import run_main
 
 
