@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from support.quotes import split_unquoted, unquote
-from support.terminal import run_main
 from support.time_limit import EnvError, Item, limit_items
 
 # train: drawn anew for every seed; eval: 256 fixed prompts, for reported results;
@@ -645,13 +644,3 @@ def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) ->
         f"{MAX_DRAWS} draws gave no other one; if training may share instances with evaluation, "
         "set repeats = True in the class of the environment"
     )
-
-
-def main(argv: list[str]) -> None:
-    """Print how to play an environment by hand."""
-    wanted = " ".join(argv) or "frozenlake --seed=3"
-    raise UserError(f"to play by hand, run: python -m tools.play {wanted}")
-
-
-if __name__ == "__main__":
-    run_main(main, kind=None)

@@ -37,7 +37,7 @@ MODELS = (
     "-m studies.speed.bench",
 )
 WITHOUT_SETTINGS = """
-    envs tools.compare tools.smollm2 tools.view studies.readme_pictures studies.reproduce
+    tools.compare tools.smollm2 tools.view studies.readme_pictures studies.reproduce
     studies.base_model.card studies.collapse.survival studies.credit.page
     studies.imitation.comparison studies.real_model.echo_trap studies.real_model.page
     studies.speed.bench_head studies.speed.random_model
@@ -85,7 +85,6 @@ def test_a_misspelt_flag(run_without_torch, command):
             ["out/x", "--layers=0"],
             "give one folder, and --layers=N",
         ),
-        ("envs.py", ["--bad=1"], "to play by hand, run"),
     ],
 )
 def test_a_wrong_argument_of_other_commands(run_without_torch, command, arguments, words):

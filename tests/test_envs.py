@@ -72,14 +72,6 @@ def test_the_budget_truncates():
     assert (step.valid, step.truncated, step.terminated) == (False, True, False)
 
 
-def test_play_by_hand_is_somewhere_else():
-    command = [sys.executable, "envs.py", "frozenlake", "--seed=4"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    sentence = "error: to play by hand, run: python -m tools.play frozenlake --seed=4\n"
-    assert done.stderr == sentence
-
-
 # ---------- instances: the same everywhere, disjoint splits, groups
 
 
