@@ -49,12 +49,11 @@ from support.checksums import (
     find_corruption,
     write_checksums,
 )
-from support.run_folder import DISK_ADVICE, fsync_path, read_json
+from support.run_folder import CHECKPOINTS, DISK_ADVICE, fsync_path, read_json
 
 # A run that waits for checkpoints for more than this fraction of its time says so at its end.
 LONG_WAIT = 0.05
 FORMAT = 1
-FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
 ITERATION = "iteration.json"  # file in best/ and policy/
 STATE = {"format": int, "step": int}  # shape of state.json, see support/json_shapes.py
 
@@ -157,7 +156,7 @@ class Saver:
         Checkpoints after `final` are damaged: a run continues from its newest undamaged one.
         """
         old = self.out_dir / "old"
-        folders = sorted(self.out_dir.glob(FOLDERS))
+        folders = sorted(self.out_dir.glob(CHECKPOINTS))
         kept = [folder for folder in folders if folder <= final][-self.keep :]
         for folder in folders:
             if folder not in kept:
@@ -334,7 +333,7 @@ def newest(out_dir: Path) -> Path | None:
 
 
 def _newest_on_rank_0(out_dir: Path) -> Path | None:
-    folders = sorted(out_dir.glob(FOLDERS), reverse=True)
+    folders = sorted(out_dir.glob(CHECKPOINTS), reverse=True)
     for folder in folders:
         problem = find_corruption(folder)
         if not problem:

@@ -66,7 +66,7 @@ OPENED_FILES = (
     "view.html",
 )
 MODELS = ("model", "model-[0-9]*")  # models of tools.sft and of pretrain.py
-CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
+CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"

@@ -10,7 +10,7 @@ from support.arguments import MAX_SAMPLES, check_trusted
 from support.mixtures import mixture_at
 from support.model_folder import find_model
 from support.preflight import check_installed
-from support.run_folder import check_writable, load_saved
+from support.run_folder import CHECKPOINTS, check_writable, load_saved
 from support.seed_groups import earlier_without_seed, without_seed
 from support.settings_history import read_earlier
 
@@ -114,7 +114,7 @@ def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
 
     Args: wanted: labels such as "start,20,end"; 20 is a number of iterations.
     """
-    folders = sorted(Path(run).glob("checkpoint-" + 6 * "[0-9]"))
+    folders = sorted(Path(run).glob(CHECKPOINTS))
     steps = {str(int(folder.name[-6:])): folder for folder in folders}
     known: dict[str, Path | None] = {"start": None, **steps}
     if folders:

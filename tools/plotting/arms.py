@@ -12,7 +12,7 @@ import numpy as np
 
 from support import code_version
 from support.checksums import changed_logs
-from support.run_folder import load_saved, read_json, read_rows, read_text
+from support.run_folder import CHECKPOINTS, load_saved, read_json, read_rows, read_text
 from support.seed_groups import earlier_without_seed, pool_seeds, without_seed
 from support.settings_history import (
     Earlier,
@@ -139,7 +139,7 @@ def check_metrics(folder: Path) -> None:
     """Compare metrics.jsonl with its checksum in the newest checkpoint.
 
     Raises: UserError if the file differs."""
-    checkpoints = sorted(folder.glob("checkpoint-" + 6 * "[0-9]"))
+    checkpoints = sorted(folder.glob(CHECKPOINTS))
     if checkpoints and "metrics.jsonl" in changed_logs(folder, checkpoints[-1]):
         raise UserError(
             f"{folder}/metrics.jsonl is not what the run wrote (checksum in "
