@@ -429,12 +429,13 @@ for _field in fields(SftConfig):
     if get_origin(_field.type) is Annotated:
         _, RANGES[_field.name] = get_args(_field.type)
 
+RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 # Wrong name -> the setting that is meant, for the hint in an error.
 OTHER_NAMES = {
     "lr": "learning_rate",
     "epochs": "num_epochs",
     "steps": "num_iterations",
-    "sequence": "segment",  # its former name
+    **RENAMED_SETTINGS,
 }
 SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
 

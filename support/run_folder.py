@@ -2,6 +2,7 @@
 
 from configurator import (
     FIELD_TYPES,
+    RENAMED_SETTINGS,
     SFT_FIELDS,
     Config,
     SftConfig,
@@ -42,7 +43,6 @@ MAY_CHANGE_ON_RESUME = (
 )
 
 FORMER_SETTINGS = ("num_samples",)  # settings that only older runs have
-RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 
 # Exceptions to MAY_CHANGE_ON_RESUME. If final_lr is not 1, num_iterations changes the learning
 # rates. If early_stop is True, eval_every changes when a run stops. setting -> (other setting, the
