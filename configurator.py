@@ -392,8 +392,11 @@ class Config:
         With mask_observations=False it must, because the engine has no log-probs of observations.
         With KL in the reward it must, because a difference between engine and trainer would count
         as KL."""
-        kl_in_reward = self.kl_coef > 0 and self.kl_in == "reward"
-        return self.recompute_old_logprobs or not self.mask_observations or kl_in_reward
+        return self.recompute_old_logprobs or not self.mask_observations or self.has_kl_in_reward()
+
+    def has_kl_in_reward(self) -> bool:
+        """Whether a KL term is subtracted from the rewards."""
+        return self.kl_coef > 0 and self.kl_in == "reward"
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
         yield "segment", "with context_turns, each turn is a segment"
     if config.tv_bound:
         yield "clip_low clip_high", "tv_bound replaces the clip"
-    kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
+    kl_in_reward = config.has_kl_in_reward()
     trainer_scores = kl_in_reward or not config.mask_observations
     # On vLLM recompute_old_logprobs has an effect: it drops the engine's log-probs.
     if trainer_scores and config.engine == "torch":
@@ -155,7 +155,7 @@ def _estimator(config: Config) -> Iterator[Reason]:
         if config.reward_norm == "mean":
             yield names, f"{estimator} subtracts the mean of the group, too"
         # With a KL in the reward, reward_norm has an effect: it divides the rewards, not the KL.
-        kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
+        kl_in_reward = config.has_kl_in_reward()
         if config.reward_norm == "mean_std" and config.estimator == "grpo" and not kl_in_reward:
             yield names, f"{estimator} normalises in the same way"
 
