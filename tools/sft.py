@@ -84,6 +84,7 @@ from rollout import Trajectory, split_by_context
 from support.checkpoint import Saver, export, newest
 from support.log import progress_bar
 from support.no_effect import print_unread
+from support.run import is_due
 from support.run_lock import lock_folder
 from tools.demonstrations import (
     demonstrations_at,
@@ -293,10 +294,9 @@ def imitate(
         finished = step + 1
         lines.write(finished, loss.item())
         is_last = finished == steps
-        if is_last or (config.eval_every and finished % config.eval_every == 0):
+        if is_last or is_due(config.eval_every, finished):
             report(finished, totals)
-        saves = is_last or (config.save_every and finished % config.save_every == 0)
-        if saver and saves:
+        if saver and (is_last or is_due(config.save_every, finished)):
             # A thread writes the checkpoint while training goes on, so copy the totals.
             progress = {"step": finished, "totals": copy.deepcopy(totals)}
             saver.save(training_state(policy, optimizers), progress)
