@@ -77,16 +77,16 @@ def peak_memory(device: torch.device) -> float:
 def rollout_metrics(
     stats: GroupStats, successes: torch.Tensor, group_size: int
 ) -> dict[str, float]:
-    """Metrics of scores and successes, overall and inside groups.
+    """Metrics of scores and successes inside groups.
 
     Args: stats: of the raw scores of P groups; successes (B,) bool or 0/1, group after group;
         group_size N.
     Returns: in_group_* (means over groups, in reward units), and fractions: zero_std_frac (groups
-        without variance), success (successful trajectories), pass@N (groups with a success).
+        without variance), pass@N (groups with a success).
     >>> stats = GroupStats(torch.tensor([0.5, 0.0]), torch.tensor([0.7, 0.0]), torch.ones(2))
     >>> metrics = rollout_metrics(stats, torch.tensor([0, 1, 0, 0]), group_size=2)
-    >>> metrics["success"], metrics["pass@2"], metrics["zero_std_frac"]
-    (0.25, 0.5, 0.5)
+    >>> metrics["pass@2"], metrics["zero_std_frac"]
+    (0.5, 0.5)
     """
     grouped_successes = successes.double().view(-1, group_size)  # (P, N)
     return {
@@ -94,7 +94,6 @@ def rollout_metrics(
         "in_group_reward_std": stats.std.mean().item(),
         "in_group_reward_max": stats.maximum.mean().item(),
         "zero_std_frac": (stats.std == 0).double().mean().item(),
-        "success": grouped_successes.mean().item(),
         f"pass@{group_size}": grouped_successes.amax(1).mean().item(),
     }
 

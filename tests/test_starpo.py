@@ -1086,7 +1086,6 @@ def test_rollout_metrics_by_hand():
             "in_group_reward_std": 3 * math.sqrt(2) / 3,
             "in_group_reward_max": 10 / 3,
             "zero_std_frac": 1 / 3,
-            "success": 3 / 6,
             "pass@2": 2 / 3,
         }
     )
@@ -1095,7 +1094,7 @@ def test_rollout_metrics_by_hand():
 def test_rollout_metrics_of_single_rollouts():
     stats = starpo.group_stats(doubles(0, 2), 1)
     metrics = rollout_metrics(stats, torch.tensor([0.0, 1.0]), 1)
-    assert metrics["pass@1"] == metrics["success"] == 0.5
+    assert metrics["pass@1"] == 0.5
     assert metrics["in_group_reward_std"] == 0.0
 
 
