@@ -10,6 +10,7 @@ from studies import reproduce
 from studies.experiments import sft_command, train_command
 from studies.imitation import comparison
 from support.run_folder import with_present_names
+from support.statistics import rate_text
 from tools.plotting import tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,6 +94,6 @@ def test_rates_in_readme_are_those_of_the_comparison():
     lines = readme.split("|---|---|---|\n")[1].split("\n\n")[0].splitlines()
     for column, world in ((2, "sokoban"), (3, "frozenlake")):
         rates = comparison.rates_of(world).values()
-        known = [tables.rate(wins).split(" (")[0] for wins, _ in rates]
+        known = [rate_text(wins).split(" (")[0] for wins, _ in rates]
         shown = [line.split("|")[column].strip(" *") for line in lines]
         assert len(shown) == 4 and set(shown) <= set(known)

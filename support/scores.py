@@ -18,9 +18,8 @@ from support.records import write_jsonl
 from support.run_folder import write_atomically
 from support.seed_groups import pool_seeds
 from support.statistics import (
-    difference_interval,
+    difference_text,
     pass_at_k,
-    percent,
     rate_in_percent,
     rate_interval,
 )
@@ -218,8 +217,7 @@ def _differences_in_one_environment(
     for label, names in compared.items():
         seeds = np.stack([rates[name] for name in names])  # (S, n)
         base = rates[reference][None]  # (1, n)
-        low, high = difference_interval(seeds, base)
-        lines.append(f"  {label}: {percent(seeds - base, float(low), float(high))}")
+        lines.append(f"  {label}: {difference_text(seeds, base)}")
     if len(models) > 1:
         lines += [f"  {note}" for note in pools.notes]
     return "\n".join(lines)

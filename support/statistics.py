@@ -230,6 +230,28 @@ def percent(scores: ndarray, low: float, high: float) -> str:
     return f"{text} ({seeds})"
 
 
+def rate_text(wins: ndarray) -> str:
+    """`percent` of success rates, with their `rate_interval`.
+
+    Args: wins: (S, n), see `rate_interval`.
+    >>> rate_text(np.array([[1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]))
+    '80.0 [49.0, 94.3]'
+    """
+    low, high = rate_interval(wins)
+    return percent(wins, float(low), float(high))
+
+
+def difference_text(a: ndarray, b: ndarray) -> str:
+    """`percent` of the differences a - b, with their `difference_interval`.
+
+    Args: a, b: see `difference_interval`.
+    >>> difference_text(np.ones((1, 98)), np.zeros((1, 98)))
+    '100.0 [96.1, 100.0]'
+    """
+    low, high = difference_interval(a, b)
+    return percent(a - b, float(low), float(high))
+
+
 # ---------- intervals of any statistic
 
 

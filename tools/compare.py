@@ -75,9 +75,9 @@ import numpy as np
 from support.code_version import NAME, Change, changes_in, is_cut
 from support.run_folder import COMPARISONS, check_writable, replace_file, write_atomically
 from support.settings_history import describe_earlier
-from support.statistics import difference_interval
+from support.statistics import difference_interval, difference_text, rate_text
 from tools.plotting.arms import POLICIES, Arm, TrainedRun, changed_settings, make_arms
-from tools.plotting.tables import difference, markdown, rate, short_commit
+from tools.plotting.tables import markdown, short_commit
 from tools.viewer.curves import draw_arms, shared_players
 
 ENDINGS = (".md", ".csv", ".png", ".pdf")
@@ -211,7 +211,7 @@ def success_lines(env: str, arms: Sequence[Arm]) -> list[str]:
     lines = []
     for arm in arms:
         cells = [cell(arm.name), ", ".join(str(seed) for seed in arm.seeds())]
-        cells += [rate(arm.wins(env, stage)) for stage in POLICIES]
+        cells += [rate_text(arm.wins(env, stage)) for stage in POLICIES]
         best = "not measured"  # only the first environment is scored during training
         if is_first:
             best = f"{100 * np.mean([best_success(run) for run in arm.runs]):.1f}"
@@ -232,7 +232,7 @@ def difference_lines(env: str, arms: Sequence[Arm]) -> list[str]:
         ends = wins_of_seeds(arm, env, seeds)  # (S, n)
         first_ends = wins_of_seeds(first, env, seeds)  # (S, n)
         lines.append(
-            f"- {name}: {difference(ends, first_ends)} points. {verdict(ends, first_ends)}"
+            f"- {name}: {difference_text(ends, first_ends)} points. {verdict(ends, first_ends)}"
         )
         unpaired = sorted(set(arm.seeds()) ^ set(first.seeds()))
         if unpaired:
@@ -268,7 +268,7 @@ def player_lines(env: str, arms: Sequence[Arm]) -> list[str]:
     names = [name for name in players if name not in POLICIES]
     if not names:
         return ["No reference player has the same result in all arms."]
-    lines = [[cell(name), rate(players[name][None])] for name in names]
+    lines = [[cell(name), rate_text(players[name][None])] for name in names]
     return markdown(("reference player", "success"), lines)
 
 

@@ -26,7 +26,7 @@ from dialogue import Episode, format_response
 from grids import FrozenLake, Grid, Sokoban
 from rollout import Reply, Rollout, make_episode, play
 from support.no_effect import print_unread
-from support.statistics import rate_in_percent, rate_interval
+from support.statistics import rate_text
 from support.terminal import run_main
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
@@ -162,8 +162,7 @@ def main(argv: list[str]) -> None:
     print("| player | success % [95 %] |\n|---|---|")
     for player in (*SHARES, "planner"):
         wins = play_crowd(player, config, options["samples"])
-        low, high = rate_interval(wins)
-        print(f"| {player} | {rate_in_percent(wins.mean(), low, high)} |")
+        print(f"| {player} | {rate_text(wins)} |")
 
 
 if __name__ == "__main__":

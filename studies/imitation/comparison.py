@@ -39,7 +39,7 @@ from studies.experiments import (
 from studies.runs import base_of, describe_machine, launch
 from support.code_version import git_commit
 from support.run_folder import read_json, read_rows, write_atomically
-from support.statistics import difference_interval, percent
+from support.statistics import difference_text, rate_text
 from support.terminal import run_main
 from tools.crowd import SHARES, play_crowd
 from tools.plotting import tables
@@ -410,7 +410,7 @@ def world_lines(name: str) -> list[str]:
     headline = rates.get(world.headline)
     lines = []
     for method, (wins, costs) in rates.items():
-        cells = [method, tables.rate(wins)]
+        cells = [method, rate_text(wins)]
         if headline is None or method == world.headline:
             cells.append("-")
         else:
@@ -426,8 +426,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
     Args: a, b: shares of games won, (seeds, prompts)."""
     if len(a) != len(b):
         b = b.mean(axis=0, keepdims=True)
-    low, high = difference_interval(a, b)
-    return percent(a - b, float(low), float(high))
+    return difference_text(a, b)
 
 
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:

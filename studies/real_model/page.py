@@ -24,6 +24,7 @@ from studies.real_model.curves import draw_traps, draw_two_rates, metrics_of
 from studies.reproduce import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.run_folder import write_atomically
+from support.statistics import difference_text, rate_text
 from tools.plotting import tables
 
 FOLDER = Path("studies/real_model")
@@ -197,10 +198,10 @@ def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
                     name.split(maxsplit=1)[1],
                     GAMES[env],
                     seeds,
-                    tables.rate(wins["random, closed loop"]),
-                    tables.rate(start),
-                    tables.rate(end),
-                    tables.difference(end, start),
+                    rate_text(wins["random, closed loop"]),
+                    rate_text(start),
+                    rate_text(end),
+                    difference_text(end, start),
                 ]
             )
     return tables.markdown(GAIN_HEADINGS, lines)
@@ -216,7 +217,7 @@ def difference_lines(curves: dict[str, list[Row]]) -> list[str]:
             one = np.array([starpo[seed] for seed in seeds])  # (S, n)
             other = np.array([starpo_s[seed] for seed in seeds])  # (S, n)
             shown_seeds = ", ".join(str(seed) for seed in seeds)
-            lines.append([rate, shown_seeds, tables.difference(other, one)])
+            lines.append([rate, shown_seeds, difference_text(other, one)])
     return tables.markdown(["learning rate", "seeds", "StarPO-S - StarPO"], lines)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from support.run_folder import replace_file
-from support.statistics import difference_interval, percent, rate_interval
+from support.statistics import difference_text, rate_text
 
 Rows = list[dict]  # results of one method, a dict ("row") for each seed; see studies/runs.py
 Curves = dict[str, Rows]  # label of a method -> its rows; [] if the method was not run
@@ -160,9 +160,9 @@ def success_lines(curves: Curves) -> list[str]:
         for name, wins in names_of_envs(label, rows).items():
             end = wins["after RL"]  # (S, n)
             cells = [name, seeds, str(end.size)]
-            cells += [rate(wins["start"]), rate(end)]
+            cells += [rate_text(wins["start"]), rate_text(end)]
             for other in COMPARED:
-                cells.append(difference(end, wins[other]))
+                cells.append(difference_text(end, wins[other]))
             cells += [warnings, f"{cpu_s:.2f}", ", ".join(commits)]
             lines.append(cells)
     return markdown(HEADINGS, lines)
@@ -191,27 +191,9 @@ def player_lines(curves: Curves) -> list[str]:
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
             players = [player for player in wins if player not in POLICIES]
-            rates = [f"{player} {rate(wins[player])}" for player in players]
+            rates = [f"{player} {rate_text(wins[player])}" for player in players]
             labels.setdefault("; ".join(rates), []).append(name)
     return [f"- {', '.join(names)}: {text}" for text, names in labels.items()]
-
-
-def rate(wins: np.ndarray) -> str:
-    """Return the success rate in % and its interval, and each seed's rate if the seeds differ.
-
-    Args: wins: (S, n) successes."""
-    low, high = rate_interval(wins)
-    return percent(wins, float(low), float(high))
-
-
-def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Return the success of `a` minus that of `b` in % and its interval.
-
-    The difference of each seed follows if the seeds differ.
-
-    Args: a, b: (S, n) successes, paired by seed and instance."""
-    low, high = difference_interval(a, b)
-    return percent(a - b, float(low), float(high))
 
 
 def short_commit(commit: str | None) -> str:
