@@ -169,7 +169,7 @@ def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
 
 
 def differences(
-    rows: dict[str, Scores], reference: str, folders: dict[str, str] | None = None
+    rows: dict[str, Scores], reference: str, policies: dict[str, str] | None = None
 ) -> str:
     """The success of each row minus that of a reference row in the same environment.
 
@@ -178,7 +178,7 @@ def differences(
     for all seeds together. The last lines say which models are not pooled with others, and why.
 
     Args: reference: the beginning of a row's name, with or without the environment before it;
-        folders: a row's name -> folder of its model, if the two differ.
+        policies: a row's name -> folder of its model or name of its player, if the two differ.
     Raises: UserError if no row begins with `reference`, or if the rows of an environment played
         different prompts."""
     texts = []
@@ -193,7 +193,7 @@ def differences(
             if name.startswith(reference) or without_env.startswith(reference):
                 matches.append(name)
         if matches:
-            texts.append(_differences_in_one_environment(of_env, matches[0], folders or {}))
+            texts.append(_differences_in_one_environment(of_env, matches[0], policies or {}))
     if not texts:
         names = " or ".join(repr(name) for name in rows)
         raise UserError(f"--against must be the beginning of {names}, got {reference!r}")
@@ -201,7 +201,7 @@ def differences(
 
 
 def _differences_in_one_environment(
-    rows: dict[str, Scores], reference: str, folders: dict[str, str]
+    rows: dict[str, Scores], reference: str, policies: dict[str, str]
 ) -> str:
     """The lines of `differences` for one environment. Args: reference: the name of a row."""
     prompts = {tuple(sorted(successes_by_prompt(row.trajectories))) for row in rows.values()}
@@ -210,7 +210,7 @@ def _differences_in_one_environment(
     rates = {name: rates_by_prompt(scores.trajectories) for name, scores in rows.items()}
     compared = {name: [name] for name in rates if name != reference}  # label -> names of rows
     models = [name for name in compared if "entropy" in rows[name].metrics]  # not players
-    pools = pool_seeds({name: folders.get(name, name) for name in models})
+    pools = pool_seeds({name: policies.get(name, name) for name in models})
     for seeds in pools.seeds:
         compared[f"{len(seeds)} seeds: {', '.join(seeds)}"] = seeds
     lines = [f"success - {reference}, paired by prompt, % [95 %]:"]
@@ -231,7 +231,7 @@ class ScoreReport:
         self.options = options
         self.envs = envs
         self.rows: dict[str, Scores] = {}
-        self.folders: dict[str, str] = {}  # title -> folder of the model, or name of the player
+        self.policies: dict[str, str] = {}  # title -> folder of the model, or name of the player
         self.start_cpu_s = time.process_time()
 
     def add(self, row: Row) -> None:
@@ -240,7 +240,7 @@ class ScoreReport:
         if title in self.rows:  # possible in tools.replay
             title += f" ({len(self.rows) + 1})"
         self.rows[title] = row.scores
-        self.folders[title] = row.name
+        self.policies[title] = row.name
         if self.options["jsonl"] and rank() == 0:
             mode = "w" if len(self.rows) == 1 else "a"
             write_jsonl(self.options["jsonl"], {row.name: row.scores}, row.tokenizer, mode)
@@ -265,7 +265,7 @@ class ScoreReport:
             if self.options[option]:
                 print(f"wrote {self.options[option]}")
         if self.options["against"]:  # last, because a wrong name raises an error
-            print(differences(self.rows, self.options["against"], self.folders))
+            print(differences(self.rows, self.options["against"], self.policies))
 
     def _write_json(self, path: Path) -> None:
         rows = {}

@@ -110,6 +110,6 @@ def test_differences_pool_seeds_of_one_method_only(in_folder):
         f"{c} is not another seed of {a}: they differ in estimator",
     ]
     titles = {f"lake: {name}": scores for name, scores in rows.items()}
-    folders = {f"lake: {name}": name for name in rows}
-    assert f"2 seeds: lake: {a}, lake: {b}: 25.0" in differences(titles, "lake: greedy", folders)
+    policies = {f"lake: {name}": name for name in rows}
+    assert f"2 seeds: lake: {a}, lake: {b}: 25.0" in differences(titles, "lake: greedy", policies)
     assert "no config.json" in differences(titles, "lake: greedy")
