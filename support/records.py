@@ -61,7 +61,6 @@ TRAJECTORY = {  # the shape of a line in a file of trajectories
 LOST = "the game was lost"
 # status -> why a trajectory ended without a success; errors have texts of their own
 REASONS = {
-    "success": "",
     "failure": "the game ended, or its last action was used, without a success",
     "out_of_turns": "the game was not over after max_turns replies",
     "out_of_tokens": "max_context_tokens had no room for another reply",
