@@ -82,10 +82,9 @@ from pathlib import Path
 
 import numpy as np
 
-from studies import runs
+from studies import plots, runs, tables
 from support.run_folder import write_atomically
 from support.seed_groups import without_seed
-from tools.plotting import plots, tables
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@
 from statistics import median
 from typing import NamedTuple
 
-from tools.plotting import tables
+from studies import tables
 
 DROP = 0.2  # fall of success that counts as a collapse
 WINDOW = 3  # the latest iterations, whose median is compared

@@ -15,13 +15,12 @@ import pytest
 import support.run
 import train
 from envs import make_env
-from studies import experiments, reproduce, runs
+from studies import experiments, plots, reproduce, runs, tables
 from studies.experiments import Curve, Experiment, curve, settings_of, sft_command, train_command
 from support.run_folder import save_config
 from support.seed_groups import without_seed
 from support.statistics import difference_interval, rate_interval, wilson_interval
 from tools import sft
-from tools.plotting import plots, tables
 
 ROOT = Path(reproduce.__file__).resolve().parent.parent
 # Wins (1) and losses (0) of the reference players and of the policy on four instances.

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from studies import reproduce
+from studies import reproduce, tables
 from studies.experiments import sft_command, train_command
 from studies.imitation import comparison
 from support.run_folder import with_present_names
 from support.statistics import rate_text
-from tools.plotting import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "studies"

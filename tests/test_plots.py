@@ -11,40 +11,12 @@ from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from support.run_folder import save_config
-from support.statistics import rate_interval, wilson_interval
+from support.statistics import rate_interval
 from tools import view
 from tools.plotting import plots
 from tools.plotting import style as plot_style
 from tools.plotting.style import look_of
 from tools.viewer import curves as view_curves
-
-SUCCESSES = {  # whether each of four prompts is solved
-    "start": [1, 0, 0, 0],
-    "after RL": [1, 1, 0, 0],
-    "optimal, closed loop": [1, 1, 1, 1],
-    "optimal, 1 a turn": [1, 1, 0, 0],
-    "optimal, 5 a turn": [1, 1, 1, 0],
-    "greedy, closed loop": [1, 1, 0, 0],
-    "random, closed loop": [0, 0, 0, 0],
-}
-LIMITS = {"max_turns": 2, "actions_per_turn": 5, "actions_per_traj": 10}
-
-
-def solved(rate):
-    return [int(i < 4 * rate) for i in range(4)]
-
-
-def row_by_hand(rate, reward, warning):
-    return {
-        "settings": {"num_epochs": 5, **LIMITS},
-        "successes": {"lake": SUCCESSES | {"after RL": solved(rate)}},
-        "curve": {"2": rate},
-        "series": {"reward": reward},
-        "first_warning": warning,
-    }
-
-
-ROWS = [row_by_hand(0.5, [1.0, None], [1, "low"]), row_by_hand(1.0, [3.0, 4.0], None)]
 
 
 def lines_of(axes):
@@ -55,38 +27,7 @@ def texts_of(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def corners_of(axes):
-    return [tuple(corner) for corner in axes.collections[-1].get_paths()[0].vertices.tolist()]
-
-
-def draw(metric, rows):
-    axes = Canvas().subplots()
-    plots.draw_curve(axes, metric, rows, look_of(0))
-    return axes
-
-
-# ---------- figures of rows
-
-
-def test_a_curve_is_the_mean_of_its_seeds():
-    axes = draw("reward", ROWS)
-    # The x axis counts epochs, 5 an iteration.
-    assert lines_of(axes) == [([5, 10], [2.0, 4.0]), ([5], [2.0])]
-    assert {(5, 1.0), (5, 3.0), (10, 4.0)} <= set(corners_of(axes))
-    axes = draw("eval_success", ROWS)
-    assert lines_of(axes)[0] == ([0, 10], [25, 75])
-    axes = draw("eval_success", ROWS[1:])
-    low, high = wilson_interval(4, 4)
-    heights = [height for passes, height in corners_of(axes) if passes == 10]
-    assert (min(heights), max(heights)) == pytest.approx((100 * low, 100 * high))
-
-
-def test_the_band_of_evaluations_is_the_interval_of_the_tables():
-    corners = np.array(corners_of(draw("eval_success", ROWS)))
-    for passes, wins in ((0, [[1, 0, 0, 0]] * 2), (10, [[1, 1, 0, 0], [1, 1, 1, 1]])):
-        heights = corners[corners[:, 0] == passes, 1]
-        low, high = rate_interval(np.array(wins))
-        assert (heights.min(), heights.max()) == pytest.approx((100 * low, 100 * high))
+# ---------- parts of plots
 
 
 def test_the_band_is_open_where_a_seed_has_no_evaluation():
@@ -97,20 +38,23 @@ def test_the_band_is_open_where_a_seed_has_no_evaluation():
     assert (low[0], high[0]) == pytest.approx(rate_interval(both))
 
 
-def test_players_are_labelled_lines():
-    """The greedy player is left out: it needs ten turns, and the policy has two."""
-    axes = Canvas().subplots()
-    labels = plots.draw_shared_players(axes, {"lake_ppo": ROWS, "lake_grpo": ROWS[:1]})
-    assert [height[0] for _, height in lines_of(axes)] == [75, 0]
-    assert [label.text for label in labels] == ["optimal, 5 a turn 75", "random actions 0"]
-
-
 def test_players_obey_the_limits_of_the_policy():
-    with_ten_turns = plots.players_under_limits(SUCCESSES, LIMITS | {"max_turns": 10})
+    names = (
+        "start",
+        "after RL",
+        "optimal, closed loop",
+        "optimal, 1 a turn",
+        "optimal, 5 a turn",
+        "greedy, closed loop",
+        "random, closed loop",
+    )
+    wins = dict.fromkeys(names, [1])
+    limits = {"max_turns": 2, "actions_per_turn": 5, "actions_per_traj": 10}
+    with_ten_turns = plots.players_under_limits(wins, limits | {"max_turns": 10})
     assert list(with_ten_turns) == ["optimal, 5 a turn", "greedy player", "random actions"]
-    nine_actions = LIMITS | {"max_turns": 9, "actions_per_turn": 1}
-    assert list(plots.players_under_limits(SUCCESSES, nine_actions)) == ["optimal, 5 a turn"]
-    assert plots.players_under_limits({"start": [1]}, LIMITS) == {}
+    nine_actions = limits | {"max_turns": 9, "actions_per_turn": 1}
+    assert list(plots.players_under_limits(wins, nine_actions)) == ["optimal, 5 a turn"]
+    assert plots.players_under_limits({"start": [1]}, limits) == {}
 
 
 def test_noise_is_averaged_over_nine_iterations():
@@ -139,16 +83,6 @@ def test_curves_beyond_the_sixth_have_other_dashes():
     looks = [tuple(look_of(i).values()) for i in range(24)]
     assert len(set(looks)) == 24
     assert look_of(0)["color"] == look_of(6)["color"]
-
-
-@pytest.mark.slow
-def test_all_pictures_are_drawn(tmp_path):
-    curves = {"lake_ppo": ROWS, "lake_grpo": []}
-    plots.plot(tmp_path / "metrics.png", "title", ("eval_success", "reward"), curves)
-    plots.plot(tmp_path / "nothing.png", "title", ("reward",), {"lake_grpo": []})
-    pictures = list(tmp_path.iterdir())
-    assert len(pictures) == 2
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
 # ---------- plots of run folders

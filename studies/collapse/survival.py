@@ -24,6 +24,7 @@ from statistics import median
 
 import numpy as np
 
+from studies import tables
 from studies.experiments import EXPERIMENTS
 from studies.reproduce import rows_of
 from studies.signs import (
@@ -35,8 +36,8 @@ from studies.signs import (
     last_good_evaluation,
 )
 from support.run_folder import write_atomically
-from tools.plotting import tables
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
+from tools.plotting.tables import markdown
 
 TOLERANCE = 0.05  # a run is alive only if it ends at most this far below StarPO's best success
 STARPO = "frozenlake StarPO"
@@ -189,7 +190,7 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
             lines.append([f"{factor:g} times", kind, *count_spikes(rows, factor)])
     counted = ["spike, then collapse", "spike, no collapse", "spike after the collapse"]
     headings = ["spike above", "collapses in the cell", *counted, "collapse without a spike"]
-    return tables.markdown(headings, lines)
+    return markdown(headings, lines)
 
 
 def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
@@ -307,7 +308,7 @@ def method_lines(curves: dict[str, list[Row]]) -> list[str]:
             ]
         )
     headings = ["method", "seeds", "collapses at", "alive", "best %", "last %", "updates"]
-    return tables.markdown([*headings, "true thoughts %"], lines)
+    return markdown([*headings, "true thoughts %"], lines)
 
 
 def true_thoughts(row: Row) -> str:
@@ -335,7 +336,7 @@ def sign_lines(fitted: Sequence[Row], tested: Sequence[Row]) -> list[str]:
         )
     false_alarms = "false alarms / 1,000 iterations"
     headings = ["sign", "precision", "recall", "after the fall", "median lead", false_alarms]
-    return tables.markdown(headings, lines)
+    return markdown(headings, lines)
 
 
 if __name__ == "__main__":

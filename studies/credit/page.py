@@ -26,13 +26,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from studies import tables
 from studies.credit.accuracy import rank_correlation
 from studies.credit.report import REFERENCE, cell
 from studies.experiments import EXPERIMENTS
 from studies.reproduce import rows_of
 from support.run_folder import read_json, write_atomically
 from support.statistics import mean_over_seeds, rate_in_percent, seed_interval
-from tools.plotting import tables
+from tools.plotting.tables import markdown
 
 PAGE = Path("studies/credit/README.md")
 CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
@@ -151,7 +152,7 @@ def credit_table(summaries: Sequence[dict]) -> str:
             numbers = summary["estimators"][name]
             cells += [interval(numbers[key]) for key in ("rank", "gain", "within")]
         lines.append(cells)
-    return "\n".join(tables.markdown(headings, lines))
+    return "\n".join(markdown(headings, lines))
 
 
 def speed_table(results: Sequence[Result]) -> str:
@@ -180,7 +181,7 @@ def speed_table(results: Sequence[Result]) -> str:
                 *[f"{result.accuracies[label]:.2f}" for label in labels],
             ]
         )
-    return "\n".join(tables.markdown(headings, lines))
+    return "\n".join(markdown(headings, lines))
 
 
 def correlation_table(results: Sequence[Result]) -> str:
@@ -192,7 +193,7 @@ def correlation_table(results: Sequence[Result]) -> str:
         values = ", ".join(f"{value:.2f}" for value in by_seed)
         lines.append([label, f"{mean:.2f} [{low:.2f}, {high:.2f}] ({values})"])
     headings = ["accuracy at", "rank correlation of accuracy and speed (by seed)"]
-    return "\n".join(tables.markdown(headings, lines))
+    return "\n".join(markdown(headings, lines))
 
 
 def interval(number: Sequence[float | None]) -> str:

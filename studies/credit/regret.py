@@ -49,7 +49,7 @@ from studies.credit.play import Player, RecordedGame, play_groups
 from support.arguments import split_models
 from support.no_effect import print_unread
 from support.statistics import jackknife_interval
-from tools.plotting import tables
+from tools.plotting.tables import markdown
 
 HEADINGS = (
     "model",
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
     for name in split_models(config.model):
         games = played_by(name, config)
         rows.append([name, *cells(games, config.group_size)])
-    print("\n".join(tables.markdown(HEADINGS, rows)))
+    print("\n".join(markdown(HEADINGS, rows)))
 
 
 def played_by(name: str, config: Config) -> list[RecordedGame]:

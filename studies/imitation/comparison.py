@@ -42,7 +42,7 @@ from support.run_folder import read_json, read_rows, write_atomically
 from support.statistics import difference_text, rate_text
 from support.terminal import run_main
 from tools.crowd import SHARES, play_crowd
-from tools.plotting import tables
+from tools.plotting.tables import markdown
 
 SAMPLES = 16  # games on each prompt
 OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}
@@ -417,7 +417,7 @@ def world_lines(name: str) -> list[str]:
             cells.append(difference(headline[0], wins))
         lines.append([*cells, *(f"{cost:,.0f}" if cost else "-" for cost in costs)])
     headings = ["row", "success %", f"{world.headline} - row", "CPU-s", "sampled tokens"]
-    return tables.markdown(headings, lines)
+    return markdown(headings, lines)
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:

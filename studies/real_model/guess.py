@@ -12,7 +12,7 @@ import numpy as np
 from studies.real_model.curves import Panel, draw_panels, metrics_of
 from support.run_folder import read_json
 from support.statistics import interval_of_rates, rate_in_percent, wilson_interval
-from tools.plotting import tables
+from tools.plotting.tables import markdown
 
 FOLDER = Path("studies/real_model/guess")
 PANELS = (
@@ -51,7 +51,7 @@ def lines() -> list[str]:
             cells.append([f"{method}, seed {run['seed']}", *rates])
         means = [mean_cell(runs, step) for step in ITERATIONS]
         cells.append([f"**{method}, mean of the seeds**", *means])
-    return tables.markdown(HEADINGS, cells)
+    return markdown(HEADINGS, cells)
 
 
 def rate_cell(run: dict, step: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from studies import tables
 from studies.experiments import EXPERIMENTS
 from studies.real_model import guess
 from studies.real_model.curves import draw_traps, draw_two_rates, metrics_of
@@ -25,7 +26,7 @@ from studies.reproduce import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.run_folder import write_atomically
 from support.statistics import difference_text, rate_text
-from tools.plotting import tables
+from tools.plotting.tables import markdown
 
 FOLDER = Path("studies/real_model")
 SIGNS = {
@@ -126,7 +127,7 @@ def run_lines(curves: dict[str, list[Row]]) -> list[str]:
                     f"{row['cpu_s_per_iteration']:.0f}",
                 ]
             )
-    return tables.markdown(HEADINGS, lines)
+    return markdown(HEADINGS, lines)
 
 
 def form_cell(row: Row) -> str:
@@ -169,7 +170,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
         for row in rows:
             cells = [sign_cell(row, sign) for sign in SIGNS.values()]
             lines.append([name.removeprefix("bandit "), str(row["settings"]["seed"]), *cells])
-    return tables.markdown(["method", "seed", *SIGNS], lines)
+    return markdown(["method", "seed", *SIGNS], lines)
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
@@ -204,7 +205,7 @@ def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
                     difference_text(end, start),
                 ]
             )
-    return tables.markdown(GAIN_HEADINGS, lines)
+    return markdown(GAIN_HEADINGS, lines)
 
 
 def difference_lines(curves: dict[str, list[Row]]) -> list[str]:
@@ -218,7 +219,7 @@ def difference_lines(curves: dict[str, list[Row]]) -> list[str]:
             other = np.array([starpo_s[seed] for seed in seeds])  # (S, n)
             shown_seeds = ", ".join(str(seed) for seed in seeds)
             lines.append([rate, shown_seeds, difference_text(other, one)])
-    return tables.markdown(["learning rate", "seeds", "StarPO-S - StarPO"], lines)
+    return markdown(["learning rate", "seeds", "StarPO-S - StarPO"], lines)
 
 
 def wins_by_seed(rows: list[Row]) -> dict[int, np.ndarray]:

@@ -21,7 +21,8 @@ from support.settings_history import (
     without_old_evaluations,
 )
 
-# "start", "after RL" or name of a reference player -> (n,), 1 for a prompt that was won, else 0
+# "start", "after RL" or name of a reference player -> 1 for a prompt that was won, else 0; (n,) for
+# one seed, (S, n) for several
 Wins = dict[str, np.ndarray]
 POLICIES = ("start", "after RL")
 RATE = (float, None)

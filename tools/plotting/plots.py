@@ -1,113 +1,15 @@
-"""Plots of the studies: metrics over iterations, with reference players as labelled lines."""
+"""Parts of plots: bands around success rates, reference players, and moving averages."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from support.statistics import Interval, interval_of_rates, rate_interval
-from tools.plotting.style import (
-    QUANTITIES,
-    Label,
-    draw_legend,
-    draw_player,
-    label_lines,
-    log_axis,
-    look_of,
-    percent_axis,
-    picture,
-)
-from tools.plotting.tables import Curves, Rows, Wins, series, wins_of_run
+from tools.plotting.arms import Wins
+from tools.plotting.style import Label, draw_player
 
-CAPTION = """\
-In the picture, a line is the mean of the seeds. The band around evaluations is the 95 % interval
-over prompts and seeds, as in the table. Of evaluations during training only the rates are recorded.
-So their band is the widest that these rates allow. All other metrics are from training. Their lines
-are moving averages over nine iterations, and their bands are the range of the seeds. Dashed lines,
-if there are any, are reference players with the policy's limits on turns and actions. A triangle
-marks a first warning."""
-PANEL_WIDTH = 4.8  # inches
-PANEL_HEIGHT = 2.9
 WINDOW = 9  # a moving average is over this many iterations
-
-
-def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
-    """Draw a column of panels for every environment and a row of panels for every metric."""
-    columns = split_by_env(curves)
-    looks = looks_of(columns)
-    size = {"width": 1 + PANEL_WIDTH * len(columns), "height": 0.9 + PANEL_HEIGHT * len(metrics)}
-    with picture(path, **size) as figure:
-        figure.suptitle(title, wrap=True)
-        grid = figure.subplots(len(metrics), len(columns), squeeze=False)
-        for column, (env, inside) in zip(grid.T, columns.items(), strict=True):
-            for axes, metric in zip(column, metrics, strict=True):
-                axes.set_title(env)
-                draw_metric(axes, metric, inside, looks)
-        draw_legend(figure, looks)
-
-
-def looks_of(columns: dict[str, Curves]) -> dict[str, dict]:
-    """Return the look of each curve: name -> colour and dashes, the same in all columns."""
-    labels: dict[str, None] = {}
-    for inside in columns.values():
-        labels.update(dict.fromkeys(inside))
-    return {label: look_of(i) for i, label in enumerate(labels)}
-
-
-def draw_metric(axes: Axes, metric: str, curves: Curves, looks: dict[str, dict]) -> None:
-    quantity = QUANTITIES[metric]
-    epochs = {row["settings"]["num_epochs"] for rows in curves.values() for row in rows}
-    several = epochs - {1}
-    axes.set_xlabel("passes over rollouts (iterations x epochs)" if several else "iteration")
-    if quantity.scale == 100:
-        percent_axis(axes)
-    axes.set_ylabel(quantity.words)
-    if metric == "grad_norm":
-        log_axis(axes)
-    for label, rows in curves.items():
-        draw_curve(axes, metric, rows, looks[label])
-    if metric == "eval_success":
-        label_lines(axes, draw_shared_players(axes, curves))
-
-
-def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """Group curves by environment, the first word of their label, and remove this word from it."""
-    columns: dict[str, Curves] = {}
-    for label, rows in curves.items():
-        env = label.replace("_", " ").split()[0]
-        if rows:
-            columns.setdefault(env, {})[label.removeprefix(f"{env} ")] = rows
-    return columns or {"nothing was run": {}}
-
-
-def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
-    """Draw a metric's mean over the seeds. The x axis counts passes (iterations x epochs).
-
-    The band is `success_band` for evaluations, and the range of the seeds for other metrics. A
-    triangle marks the first warning of a collapse in a seed.
-    """
-    iterations, values = stack_seeds(rows, metric)  # (S, number of iterations)
-    if not len(iterations):
-        return
-    if metric != "eval_success":
-        values = moving_average(values)
-    scale = QUANTITIES[metric].scale
-    num_epochs = rows[0]["settings"]["num_epochs"]
-    passes = num_epochs * iterations
-    mean = np.nanmean(values, 0)
-    low = np.nanmin(values, 0)
-    high = np.nanmax(values, 0)
-    if metric == "eval_success":
-        wins = wins_of_run(rows)
-        low, high = success_band(values, {0: wins["start"], -1: wins["after RL"]})
-    mean = scale * mean
-    axes.plot(passes, mean, **look)
-    axes.fill_between(
-        passes, scale * low, scale * high, color=look["color"], alpha=0.18, linewidth=0
-    )
-    warned = [num_epochs * row["first_warning"][0] for row in rows if row["first_warning"]]
-    axes.plot(warned, np.interp(warned, passes, mean), "v", color=look["color"])
 
 
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
@@ -128,22 +30,6 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
         low[place], high[place] = rate_interval(wins)
     is_complete = np.isfinite(rates).all(0)  # (I,)
     return Interval(np.where(is_complete, low, np.nan), np.where(is_complete, high, np.nan))
-
-
-# ---------- reference players
-
-
-def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw the players whose success is equal in all curves. Returns: the labels of the players."""
-    players = []
-    for rows in curves.values():
-        wins = {name: games[0] for name, games in wins_of_run(rows).items()}
-        players.append(players_under_limits(wins, rows[0]["settings"]))
-    shared = {}
-    for label, wins in players[0].items():
-        if all(label in other and other[label].mean() == wins.mean() for other in players):
-            shared[label] = wins
-    return draw_players(axes, shared)
 
 
 def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
@@ -180,19 +66,6 @@ def draw_players(axes: Axes, players: Wins) -> list[Label]:
         draw_player(axes, percent)
         labels.append(Label(percent, f"{' = '.join(same)} {percent:.0f}"))
     return labels
-
-
-# ---------- values of the seeds
-
-
-def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the iterations (I,), and the values (S, I) with NaN for missing values."""
-    seeds = [series(row).get(metric, {}) for row in rows]
-    iterations = sorted(set().union(*seeds))
-    values = []
-    for seed in seeds:
-        values.append([seed.get(iteration, np.nan) for iteration in iterations])
-    return np.array(iterations), np.array(values)
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:

@@ -1,0 +1,184 @@
+"""Results of finished experiments as a Markdown table and as points for a spreadsheet (CSV)."""
+
+from configurator import UserError
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from support.run_folder import replace_file
+from support.statistics import difference_text, rate_text
+from tools.plotting.arms import POLICIES, Wins
+from tools.plotting.tables import markdown, short_commit
+
+Rows = list[dict]  # results of one method, a dict ("row") for each seed; see studies/runs.py
+Curves = dict[str, Rows]  # label of a method -> its rows; [] if the method was not run
+
+HEADINGS = (
+    "curve",
+    "seeds",
+    "n",
+    "start",
+    "after RL",
+    "RL - start",
+    "RL - greedy",
+    "RL - optimal, 1 a turn",
+    "first warning",
+    "CPU-s/iteration",
+    "commit",
+)
+COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted from "after RL"
+LEGEND = """\
+Success in % of n games, with a 95 % interval in brackets. If the results of seeds differ,
+parentheses hold the results. Differences are paired by seed and prompt. Intervals are over seeds
+and prompts (support/statistics.py). With two or three seeds, an interval is wide if the results
+of the seeds differ. With few seeds, even a narrow interval does not exclude that other seeds
+collapse. First warning: the iteration of the first sign of collapse (support/collapse_signs.py)
+for each seed; "-" means no sign. A player with a closed loop sees the result of each action
+before it chooses the next one. A player with "1 a turn" chooses one action a turn."""
+
+
+# ---------- what rows hold
+
+
+def wins_by_env(rows: Rows) -> dict[str, Wins]:
+    """Return scored environment -> successes. Training evaluates only the first environment."""
+    return {env: wins_in(env, rows) for env in rows[0]["successes"]}
+
+
+def wins_in(env: str, rows: Rows) -> Wins:
+    wins = {}
+    for name in rows[0]["successes"][env]:
+        seeds = [row["successes"][env][name] for row in rows]
+        wins[name] = np.array(seeds)  # (S, n)
+    return wins
+
+
+def wins_of_run(rows: Rows) -> Wins:
+    env = next(iter(rows[0]["successes"]))
+    return wins_in(env, rows)
+
+
+def series(row: dict) -> dict[str, dict[int, float]]:
+    """Return metric -> iteration -> value. "eval_success" also has iteration 0, before RL."""
+    start = wins_of_run([row])["start"]
+    success = {0: float(start.mean())}
+    for iteration, value in row["curve"].items():
+        success[int(iteration)] = value
+    found = {"eval_success": success}
+    for metric, values in row["series"].items():
+        found[metric] = {i: value for i, value in enumerate(values, 1) if value is not None}
+    return found
+
+
+# ---------- CSV
+
+
+def write_points(path: Path, curves: Curves) -> None:
+    """Write a CSV file with a row for every value of every metric, seed and curve."""
+    with replace_file(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("curve", "seed", "iteration", "metric", "value"))
+        for label, rows in curves.items():
+            for row in rows:
+                writer.writerows(points_of(label, row))
+
+
+def points_of(label: str, row: dict) -> Iterator[tuple]:
+    seed = row["settings"]["seed"]
+    for metric, values in series(row).items():
+        for iteration, value in values.items():
+            yield label, seed, iteration, metric, value
+
+
+# ---------- Markdown
+
+
+def table(curves: Curves, caption: str) -> str:
+    """Return the success and costs of finished curves, a legend and reference players, in Markdown.
+
+    Args: caption: what the picture beside the table shows.
+    """
+    finished = {label: rows for label, rows in curves.items() if rows}
+    missing = [label for label, rows in curves.items() if not rows]
+    lines = success_lines(finished)
+    lines += cost_lines(finished)
+    lines += ["", LEGEND, caption]
+    if missing:
+        lines += ["", f"Not run yet: {', '.join(missing)}."]
+    lines += ["", "Reference players on the same instances, success in %:", ""]
+    lines += player_lines(finished)
+    return "\n".join(lines) + "\n"
+
+
+def fill(page: str, contents: dict[str, str]) -> str:
+    """Replace the tables between the marks of a page.
+
+    Args: contents: NAME of the mark -> Markdown of the table.
+    Raises: UserError if a mark is missing."""
+    for name, content in contents.items():
+        begin, end = f"<!-- table: {name} -->", "<!-- end of table -->"
+        before, begin_mark, rest = page.partition(begin)
+        _, end_mark, after = rest.partition(end)
+        if not begin_mark or not end_mark:
+            raise UserError(f"the page must hold {begin} and, after it, {end}")
+        page = f"{before}{begin}\n{content}\n{end}{after}"
+    return page
+
+
+def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
+    """Return wins by the name of a row of the table. The row of the first environment is named
+    LABEL. The row of another environment is named "LABEL on ENV"."""
+    named = {}
+    for env, wins in wins_by_env(rows).items():
+        named[f"{label} on {env}" if named else label] = wins
+    return named
+
+
+def success_lines(curves: Curves) -> list[str]:
+    """Return a table with a row for each curve and scored environment."""
+    lines = []
+    for label, rows in curves.items():
+        seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
+        warnings = ", ".join(str((row["first_warning"] or "-")[0]) for row in rows)
+        cpu_s = np.mean([row["cpu_s_per_iteration"] for row in rows])
+        commits = dict.fromkeys(short_commit(row["git_commit"]) for row in rows)
+        for name, wins in names_of_envs(label, rows).items():
+            end = wins["after RL"]  # (S, n)
+            cells = [name, seeds, str(end.size)]
+            cells += [rate_text(wins["start"]), rate_text(end)]
+            for other in COMPARED:
+                cells.append(difference_text(end, wins[other]))
+            cells += [warnings, f"{cpu_s:.2f}", ", ".join(commits)]
+            lines.append(cells)
+    return markdown(HEADINGS, lines)
+
+
+def cost_lines(curves: Curves) -> list[str]:
+    """Return a table of the mean costs of every curve; [] if no curve uses demonstrations."""
+    all_rows = [row for rows in curves.values() for row in rows]
+    if not any(row["costs"]["demonstrations"] for row in all_rows):
+        return []
+    keys = list(all_rows[0]["costs"])
+    lines = []
+    for label, rows in curves.items():
+        cells = [label]
+        for key in keys:
+            mean = np.mean([row["costs"][key] for row in rows])
+            cells.append(f"{mean:,.0f}")
+        lines.append(cells)
+    return ["", *markdown(["mean costs of", *keys], lines)]
+
+
+def player_lines(curves: Curves) -> list[str]:
+    """Return lines with the success of the reference players. Table rows whose players have the
+    same success share a line."""
+    labels: dict[str, list[str]] = {}
+    for label, rows in curves.items():
+        for name, wins in names_of_envs(label, rows).items():
+            players = [player for player in wins if player not in POLICIES]
+            rates = [f"{player} {rate_text(wins[player])}" for player in players]
+            labels.setdefault("; ".join(rates), []).append(name)
+    return [f"- {', '.join(names)}: {text}" for text, names in labels.items()]
