@@ -10,8 +10,8 @@ clipped objective over the response tokens y_t, t = 1..R:
 `ppo_loss` computes L_policy over the R response tokens of a mini-batch. The weight w_t has no
 gradient. It is the product of two weights (methods of other papers add masks). The importance
 weight corrects for the difference between engine and trainer (`importance_weights`). The token
-weight says how tokens are averaged (`token_weights`). By default pi_old is the engine's policy, and
-w_t is 1 until ratio_t exceeds importance_cap.
+weight says how tokens are averaged (`token_weights`). By default pi_old is the engine's policy. Then
+w_t is 1, or importance_cap / ratio_t if that is smaller, so w_t ratio_t never exceeds the cap.
 
 `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -235,8 +235,8 @@ def advantages(
     scores of trajectories.
     Args: rewards (R,) float; values (R,) float, the critic's, for gae and bi_level_gae;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; gamma and lam, discount and lambda inside a
-        turn; turn_gamma and turn_lam, discount and lambda from turn to turn.
+        group_ids (B,) int64, equal within a group; gamma and lam, discount and lambda from token to
+        token of a turn; turn_gamma and turn_lam, from the last token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
@@ -462,7 +462,8 @@ def ppo_loss(
         clip_high: >= 0.
         num_tokens: the number of response tokens in the whole mini-batch. With this denominator,
             the losses of micro-batches and ranks add up.
-        weights: (R,), w without gradient: importance weight * token weight; None for 1.
+        weights: (R,), w without gradient: the product of importance weight, token weight and masks
+            of `methods.py`; None for 1.
         dual_clip: c > 1 keeps the objective of a token with A < 0 at or above c A. 0 is no bound.
         segment_log_ratio: (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
     Returns: loss, scalar; metrics without gradient, sums over tokens / num_tokens like the loss:

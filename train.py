@@ -5,9 +5,9 @@ advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py
 and lists the differences from the StarPO paper (RAGEN, arXiv 2504.20073). `methods.py` has methods
 of other papers. docs/methods.md says how to add an estimator.
 
-Letters of shapes: P groups, B trajectories, K turns, R response tokens. Response tokens are the
-tokens that the policy sampled. With mask_observations=False, they are all tokens after the system
-message. After the filter, B, K and R are the numbers of kept trajectories, of their turns and of
+Letters of shapes: P groups, B trajectories, K turns and R response tokens of all trajectories
+together. Response tokens are the tokens that the policy sampled. With mask_observations=False, they
+are all tokens after the system message. After the filter, B, K and R are the numbers of kept trajectories, of their turns and of
 their response tokens. In the update, B, K and R are the numbers in one mini-batch or micro-batch.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
@@ -153,8 +153,8 @@ def iterate(
     kept_groups = select_groups(config, values, stats)  # (<= P,)
     note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # filter_loss_scale needs the kept fraction. After dynamic sampling, select_groups first takes
-    # num_groups of the groups as candidates.
+    # filter_loss_scale multiplies the advantages by the kept fraction of the groups that the filter
+    # has seen. After dynamic sampling, these are num_groups of all groups (`select_groups`).
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -509,7 +509,7 @@ def estimate_advantages(
         raw, returns = methods.turn_ppo_advantages(
             rewards, values, tokens_per_turn, turns_per_trajectory, **turn_discounts
         )
-        return starpo.whiten(raw), returns  # as with GAE
+        return starpo.whiten(raw), returns  # GAE is whitened, too, in starpo.advantages
     advantages, returns = starpo.advantages(
         rewards,
         values,
@@ -713,7 +713,7 @@ def clipped_loss(
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
-        )  # (R,) min(pi / pi_engine, cap) / (pi / pi_old)
+        )  # (R,) so that weight * ratio = min(pi / pi_engine, cap)
         if config.importance_floor:  # IcePop
             weights = weights * methods.icepop_mask(
                 logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
@@ -749,7 +749,7 @@ def critic_loss(
     Returns: loss, a scalar; metrics, the shares of this micro-batch in the means over the
         mini-batch."""
     config = learner.config
-    values = learner.critic(packed)  # (R,)
+    values = learner.critic(packed)  # (R,) even with ECHO's observations in the batch
     if config.estimator == "turn_ppo":
         values = methods.turn_ppo_values(values, micro_batch.turn_ids)  # (R,)
     loss, metrics = starpo.value_loss(
