@@ -10,8 +10,8 @@ clipped objective over the response tokens y_t, t = 1..R:
 `ppo_loss` computes L_policy over the R response tokens of a mini-batch. The weight w_t has no
 gradient. It is the product of two weights (methods of other papers add masks). The importance
 weight corrects for the difference between engine and trainer (`importance_weights`). The token
-weight says how tokens are averaged (`token_weights`). By default pi_old is the engine's policy. Then
-w_t is 1, or importance_cap / ratio_t if that is smaller, so w_t ratio_t never exceeds the cap.
+weight says how tokens are averaged (`token_weights`). By default pi_old is the engine's policy, so
+w_t is 1, or importance_cap / ratio_t if that is smaller. Then w_t ratio_t never exceeds the cap.
 
 `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 

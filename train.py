@@ -7,8 +7,8 @@ of other papers. docs/methods.md says how to add an estimator.
 
 Letters of shapes: P groups, B trajectories, K turns and R response tokens of all trajectories
 together. Response tokens are the tokens that the policy sampled. With mask_observations=False, they
-are all tokens after the system message. After the filter, B, K and R are the numbers of kept trajectories, of their turns and of
-their response tokens. In the update, B, K and R are the numbers in one mini-batch or micro-batch.
+are all tokens after the system message. After the filter, B, K and R count only what was kept. In
+the update, B, K and R are the numbers in one mini-batch or micro-batch.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
