@@ -377,7 +377,7 @@ def bi_level_gae(
     own. The reward of its last token changes, so that the rewards of its tokens sum to the turn's
     return of the first pass.
 
-    Args, returns: as for `advantages`, which whitens the result.
+    Args, returns: as for `advantages`, which whitens the advantages.
     Source: RAGEN's compute_bi_level_gae_advantage_return.
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5, 0.5])
     >>> discounts = dict(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)

@@ -191,7 +191,8 @@ METRICS = [
         "observation_nll",
         "update",
         "nats per token",
-        "Cross-entropy of the policy on the tokens of observations between replies.",
+        "Cross-entropy of the policy, a mean over the tokens of observations between replies. A "
+        "mini-batch is weighted by its response tokens.",
     ),
     Metric(
         "approx_kl",

@@ -104,7 +104,8 @@ def mean_over_steps(
     """Average metrics over the optimizer steps of an iteration.
 
     Steps are weighted by their response tokens. So means over the tokens of the mini-batches become
-    a mean over all tokens. Gradient norms have equal weights. logprob_diff_* are from the first
+    a mean over all tokens. (observation_nll, a mean over observation tokens, has the same weights.)
+    Gradient norms have equal weights. logprob_diff_* are from the first
     step: before it, engine and trainer have the same weights.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, tokens_per_step=[1, 3])

@@ -1,4 +1,4 @@
-"""Tests that CRITIC_ESTIMATORS in configurator.py decides which estimators need a critic."""
+"""Tests that CRITIC_ESTIMATORS in configurator.py decides which estimators get a critic."""
 
 import configurator
 from configurator import CHOICES, CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, OTHER_ESTIMATORS

@@ -18,9 +18,9 @@ from tools.probes import probe
 
 BASE_PROBES = {  # config files of an environment -> observation modes to probe
     "frozenlake_ppo": "grid coord relations",
-    "frozenlake_ppo worlds/frozenlake_det": "grid",
+    "frozenlake_ppo envs/frozenlake_det": "grid",
     "sokoban_ppo": "grid coord relations",
-    "sokoban_ppo worlds/sokoban_large": "grid",
+    "sokoban_ppo envs/sokoban_large": "grid",
     "bandit_ppo": "grid",
 }
 CONFIGS = Path(__file__).resolve().parents[2] / "config"

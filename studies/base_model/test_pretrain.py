@@ -1,6 +1,6 @@
 """Tests of pretrain.py, board_probes.py and the scores of drills.py."""
 
-from configurator import UserError
+from configurator import UserError, load_config
 
 import json
 import shutil
@@ -21,6 +21,12 @@ from support.checkpoint import Saver
 from support.run_lock import lock_folder
 
 pytestmark = pytest.mark.slow
+
+
+def test_the_probed_environments_exist():
+    for files in board_probes.BASE_PROBES:
+        config, _, _ = load_config([f"{board_probes.CONFIGS}/{file}.py" for file in files.split()])
+        assert config.env.split(":")[0] in ("frozenlake", "sokoban", "bandit")
 
 
 def weights_of(folder):

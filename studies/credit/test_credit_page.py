@@ -104,7 +104,7 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     page.write_text("\n".join(marks))
     monkeypatch.setattr(credit_page, "PAGE", page)
     monkeypatch.setattr(credit_page, "CREDIT", path)
-    monkeypatch.setattr(credit_page, "rows_of", lambda figure, scale: curves)
+    monkeypatch.setattr(credit_page, "rows_of", lambda _, scale: curves)
     credit_page.main([])
     text = page.read_text()
     # With two seeds the half-width is 12.7062 standard errors. Intervals of success are cut off at

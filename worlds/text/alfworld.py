@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dialogue import sentences_of
 from envs import Move
-from worlds.text.base import Effects, Facts, require_package, sentences
+from worlds.text.base import Effects, Facts, require_package
 from worlds.text.documents import check_plain
 from worlds.text.household import LAMP, OPENABLE, ROOMS, Household, kind_of, numbered
 
@@ -103,7 +104,7 @@ class ALFWorld(Household):
     # ---------- texts
 
     def statements(self) -> list[str]:
-        return sentences(self.note)
+        return sentences_of(self.note)
 
     def rules(self) -> str:
         return (

@@ -153,11 +153,6 @@ def drop_articles(text: str) -> str:
     return " ".join(word for word in text.lower().split() if word not in ARTICLES)
 
 
-def sentences(text: str) -> list[str]:
-    """Split a text into sentences, each with its full stop."""
-    return [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
-
-
 def require_package(name: str, requirements: str) -> None:
     """Check that an optional package is installed.
 

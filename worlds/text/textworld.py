@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from dialogue import sentences_of
 from envs import Move
 from worlds.text.base import (
     Effects,
@@ -21,7 +22,6 @@ from worlds.text.base import (
     drop_articles,
     listing,
     require_package,
-    sentences,
 )
 
 GAMES = ("custom", "simple", "cooking")
@@ -170,7 +170,7 @@ class TextWorld(World):
             f"Exits {listing(scene.exits())}.",
             f"Carrying {scene.inside('I')}.",
         ]
-        return seen + sentences(self.note)
+        return seen + sentences_of(self.note)
 
     def rules(self) -> str:
         return (
