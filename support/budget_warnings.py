@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 BUDGET_LIMIT = 0.1  # smallest fraction of cut-off replies or of full contexts that causes a warning
-LAST_ROWS = 10  # iterations in the summary at the end of a run
+LAST_ROWS = 10  # number of last iterations that `budget_summary` averages
 # metrics that `budget_note` reads; rows of metrics.jsonl from older versions do not have them
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run

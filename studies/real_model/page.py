@@ -188,7 +188,7 @@ def sign_cell(row: Row, sign: Sign) -> str:
 
 
 def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """Return a table of success before and after RL: a line for each method and environment."""
+    """Return a table of success before and after RL: a line for each curve and environment."""
     lines = []
     for name, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 MAX_STEPS = 200  # steps of a call; the functions of `repair.py` take at most 64 without a fault
-MAX_NUMBER = 10**6  # largest absolute value of a result
+MAX_NUMBER = 10**6  # largest absolute value that an operator or a function may give
 MAX_LENGTH = 64  # numbers in a list
 
 ERRORS = (
