@@ -177,7 +177,9 @@ class Episode:
         return self.open(check_text(observation, "reset", self.env))
 
     def open(self, observation: str) -> tuple[str, str]:
-        """Return the first messages. The environment has started, and shows `observation`."""
+        """Begin the dialogue of an environment that has started and shows `observation`.
+
+        Returns: (system message, first user message)."""
         self.turn_idx = 0
         self.observation = observation
         # lengths of the best plan before turn 1 and after each turn, for `methods.shape_rewards`

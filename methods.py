@@ -288,8 +288,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     is 1 up to rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the
     first step, too: rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
     1. So config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
-    Its price: the difference between engine and trainer is not corrected, because GSPO applies no
-    importance weights.
+    Its price: s then leaves out the difference between engine and trainer, and GSPO has no
+    importance weights that correct for it.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
@@ -308,11 +308,10 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
     """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
-    The method can have an effect if pi and pi_engine differ. With [0.5, 5], and if pi_old is
-    pi_engine (the default), PPO's clip already stops the gradient for A > 0 and a ratio above 5,
-    and for A < 0 and a ratio below 0.5. The mask stops the two other cases: A > 0 and a ratio below
-    0.5, or A < 0 and a ratio above 5. INTELLECT-3 takes the same ratio, but does not clip. Here
-    PPO's clip stays. Ring-1T takes the ratio pi_old / pi_engine.
+    The method can have an effect if pi and pi_engine differ. If pi_old is pi_engine (the default),
+    a mask with [0.5, 5] adds two cases to those in which PPO's clip stops the gradient: A > 0 and a
+    ratio below 0.5, and A < 0 and a ratio above 5. INTELLECT-3 takes the same ratio, but does not
+    clip. Here PPO's clip stays. Ring-1T takes the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])

@@ -175,8 +175,8 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training must not draw evaluation or held-out instances of any environment of the run.
-    # Environments with too few instances for disjoint splits are exempt (`Env.repeats`).
+    # Training must not draw reserved instances: those of evaluation and of the held-out split, of
+    # any environment of the run. Environments with too few instances are exempt (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.

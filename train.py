@@ -114,7 +114,9 @@ def train(run: Run, device: torch.device) -> None:
     # before the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
-    run.finish(scores, play_references)  # the report compares the policy with reference players
+    # `finish` writes the policy and a report that compares it with reference players. If the run
+    # was interrupted, `finish` only says so, and `scores` may be None.
+    run.finish(scores, play_references)
     parallel.shut_down(engine)
 
 
@@ -137,7 +139,7 @@ def iterate(
     rollout_timer.stop()
 
     # -- drop the groups in which a trajectory ended in an error
-    check_errors(sampled, config, config.group_size)  # raises if too many failed
+    check_errors(sampled, config, config.group_size)  # raises if no group would be left
     trajectories = without_errors(sampled, config.group_size)
 
     # -- measure collapse, outside of both timers: do thoughts still depend on the prompt?
@@ -154,7 +156,7 @@ def iterate(
     note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
     # filter_loss_scale multiplies the advantages by the kept fraction of the groups that the filter
-    # has seen. After dynamic sampling, these are num_groups of all groups (`select_groups`).
+    # has seen: all groups or, with dynamic sampling, at most num_groups of them (`select_groups`).
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -264,7 +266,8 @@ def filter_values(config: Config, trajectories: Sequence[Trajectory], stats: Gro
     ranked_by = {
         "reward_std": stats.std,
         "reward_mean": stats.mean,
-        "entropy": -torch.tensor(logprob_sums) / group_lengths,  # nats per token, estimated
+        # nats per token, estimated; Config refuses "entropy" if the engine gives no log-probs
+        "entropy": -torch.tensor(logprob_sums) / group_lengths,
         "length": group_lengths / size,
     }
     return ranked_by[config.filter_by]
@@ -323,7 +326,8 @@ def skipped_update(iteration: int, num_kept: int) -> str:
 class Experience:
     """The kept trajectories as inputs of the model, with the numbers that the losses need.
 
-    A sequence is one input of the model: a trajectory or, with context_turns, a single turn. A
+    A sequence is one input of the model. It is a trajectory, unless context_turns limits the turns
+    that the policy sees. Then each turn is a sequence, and its prompt repeats the visible turns. A
     tensor (R,) has one number for each response token of the S sequences, sequence after sequence.
     A segment, for GSPO and sequence_mask, is a sequence or a turn (setting `segment`)."""
 
@@ -405,6 +409,7 @@ def build_experience(
     if learner.critic:
         (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
         if config.estimator == "turn_ppo":
+            # each token gets the value at the first token of its turn
             old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
