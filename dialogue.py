@@ -114,9 +114,9 @@ def find_false(thought: str, facts: list[str]) -> dict[str, str]:
     for sentence in checkable_sentences(thought, facts):
         if sentence in facts or sentence in false:
             continue
-        words = sentence[:-1].split()
-        rivals = [fact for fact in facts if first_word(fact) == words[0]]
-        false[sentence] = max(rivals, key=lambda fact: len({*fact[:-1].split()} & {*words}))
+        words = set(sentence[:-1].split())
+        rivals = [fact for fact in facts if first_word(fact) == first_word(sentence)]
+        false[sentence] = max(rivals, key=lambda fact: len(words & set(fact[:-1].split())))
     return false
 
 
@@ -353,8 +353,8 @@ class Chat:
         self.tokenizer = tokenizer
         marks = [IM_START, IM_END]
         self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
-        # Convert the ids back, because the tokenizer returns None or its unknown token for a mark
-        # that is not a token.
+        # For a mark that is not a token, the tokenizer returns None or its unknown token. So the ids
+        # are converted back and compared. Id 0 stands in for None.
         if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
                 f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"

@@ -175,8 +175,8 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training must not draw reserved instances: those of evaluation and of the held-out split, of
-    # any environment of the run. Environments with too few instances are exempt (`Env.repeats`).
+    # Training must not draw an instance that an environment of the run reserves for evaluation or
+    # for the held-out split. Environments with too few instances are exempt (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -391,8 +391,8 @@ def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size:
     The limit is the fraction max_error_frac of all trajectories, or group_size if that is larger:
     one instance that cannot be played fails its whole group. With max_error_frac=0 the limit is 0.
 
-    Raises: UserError with the first error if more trajectories failed than may, or if every group
-        has an error.
+    Raises: UserError, which quotes the first error, if more trajectories failed than the limit, or
+        if every group has an error.
     """
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:

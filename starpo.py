@@ -10,8 +10,8 @@ clipped objective over the response tokens y_t, t = 1..R:
 `ppo_loss` computes L_policy over the R response tokens of a mini-batch. The weight w_t has no
 gradient. It is the product of two weights (methods of other papers add masks). The importance
 weight corrects for the difference between engine and trainer (`importance_weights`). The token
-weight says how tokens are averaged (`token_weights`). By default pi_old is the engine's policy, so
-w_t is 1, or importance_cap / ratio_t if that is smaller. Then w_t ratio_t never exceeds the cap.
+weight says how tokens are averaged (`token_weights`). By default pi_old is the engine's policy, and
+w_t is min(1, importance_cap / ratio_t). So w_t ratio_t never exceeds the cap.
 
 `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -510,7 +510,7 @@ def importance_weights(
     gave old_logprobs, the weight is pi_old / pi_engine until pi / pi_engine exceeds the cap.
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
-    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
+    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL". They
         cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so weight * ratio is at most
         cap. The cap bounds the loss of a token with A < 0 whose pi grows over the optimizer steps;
         PPO's clip does not.

@@ -109,9 +109,9 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # The last iteration of a run is always evaluated. `scores` is None here if this process did no
-    # iteration: with num_iterations=0, or if an earlier process ended after the last checkpoint and
-    # before the report.
+    # The loop evaluates the last iteration of a run. So this is only for a process that did no
+    # iteration: num_iterations is 0, or an earlier process ended between the last checkpoint and
+    # the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -139,7 +139,7 @@ def iterate(
     rollout_timer.stop()
 
     # -- drop the groups in which a trajectory ended in an error
-    check_errors(sampled, config, config.group_size)  # raises if no group would be left
+    check_errors(sampled, config, config.group_size)  # raises if too many failed or none is left
     trajectories = without_errors(sampled, config.group_size)
 
     # -- measure collapse, outside of both timers: do thoughts still depend on the prompt?
@@ -155,8 +155,8 @@ def iterate(
     kept_groups = select_groups(config, values, stats)  # (<= P,)
     note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # filter_loss_scale multiplies the advantages by the kept fraction of the groups that the filter
-    # has seen: all groups or, with dynamic sampling, at most num_groups of them (`select_groups`).
+    # filter_loss_scale needs the fraction of its groups that the filter has kept. The filter sees
+    # at most num_groups groups: dynamic sampling may have sampled more (`select_groups`).
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -240,7 +240,7 @@ def collect_groups(
         config,
         starts,
         envs=np.repeat(env_of_group, config.group_size).tolist(),
-        group_size=config.group_size,
+        group_size=config.group_size,  # a rank plays whole groups
         split="train",
         temperature=config.temperature,
         noise_seed=(config.seed, SEED_SAMPLING, step),
@@ -398,7 +398,8 @@ def build_experience(
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = torch.repeat_interleave(torch.tensor(lengths, device=learner.device))  # (R,)
 
-    # forward_sequences computes no gradient. The ranks share its work, and each gets all R numbers.
+    # forward_sequences returns a tuple: (logprobs, entropy) of a policy, (values,) of a critic. It
+    # computes no gradient. The ranks share its work, and each gets all R numbers.
     rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
     if learner.ref:  # kl_coef > 0
