@@ -353,8 +353,8 @@ class Chat:
         self.tokenizer = tokenizer
         marks = [IM_START, IM_END]
         self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
-        # For a mark that is not a token, the tokenizer returns None or its unknown token. So the ids
-        # are converted back and compared. Id 0 stands in for None.
+        # For a mark that is not a token, the tokenizer returns None or its unknown token. So the
+        # ids are converted back and compared. Id 0 stands in for None.
         if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
                 f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"

@@ -190,8 +190,8 @@ def gigpo_advantages(
 
     In the mean of a group's scores, the paper's code counts a score once for each turn of its
     trajectory, so longer trajectories count more. Here each trajectory counts once, as in equation
-    3 of the paper. The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
-    different times of the game are compared.
+    3 of the paper. The key of a state (`Episode.state`) does not contain the number of turns left,
+    so turns at different times of the game are compared.
 
     The method has an effect on first turns, because a group has one start state, and on later turns
     that share a state.
