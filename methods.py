@@ -188,10 +188,10 @@ def gigpo_advantages(
     For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the trajectory's advantage, which
     the same estimator computes. All tokens of a turn share its A_k.
 
-    In the mean of a group's scores, the paper's code counts a score once for each turn of its
-    trajectory, so longer trajectories count more. Here each trajectory counts once, as in equation
-    3 of the paper. The key of a state (`Episode.state`) does not contain the number of turns left,
-    so turns at different times of the game are compared.
+    In the mean and std of a group's scores, the paper's code counts a score once for each turn of
+    its trajectory, so longer trajectories count more. Here each trajectory counts once, as in
+    equation 3 of the paper. The key of a state (`Episode.state`) does not contain the number of
+    turns left, so turns at different times of the game are compared.
 
     The method has an effect on first turns, because a group has one start state, and on later turns
     that share a state.

@@ -138,8 +138,8 @@ def iterate(
     sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
 
-    # -- drop the groups in which a trajectory ended in an error
-    check_errors(sampled, config, config.group_size)  # raises if too many failed or none is left
+    # -- drop the groups in which a trajectory ended in an error; stop if too many did
+    check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
     # -- measure collapse, outside of both timers: do thoughts still depend on the prompt?
@@ -155,8 +155,8 @@ def iterate(
     kept_groups = select_groups(config, values, stats)  # (<= P,)
     note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # filter_loss_scale needs the fraction of its groups that the filter has kept. The filter sees
-    # at most num_groups groups: dynamic sampling may have sampled more (`select_groups`).
+    # filter_loss_scale needs the kept fraction of the groups that the filter sees. These are at
+    # most num_groups, although dynamic sampling may have sampled more (`select_groups`).
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
