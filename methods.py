@@ -309,9 +309,10 @@ def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: f
     """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
     The method can have an effect if pi and pi_engine differ. If pi_old is pi_engine (the default),
-    a mask with [0.5, 5] adds two cases to those in which PPO's clip stops the gradient: A > 0 and a
-    ratio below 0.5, and A < 0 and a ratio above 5. INTELLECT-3 takes the same ratio, but does not
-    clip. Here PPO's clip stays. Ring-1T takes the ratio pi_old / pi_engine.
+    PPO's clip already stops the gradient of a high ratio with A > 0 and of a low ratio with A < 0.
+    The mask [0.5, 5] also stops that of a ratio below 0.5 with A > 0 and of a ratio above 5 with
+    A < 0. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip stays. Ring-1T takes
+    the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])

@@ -360,6 +360,7 @@ def following_prompt(
     if turns and not context_turns:
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
     visible = visible_turns(turns, context_turns)
+    # users[i] is the message that visible[i] answers. The last one, `user`, has no answer yet.
     users = [turn.observation for turn in visible]
     users.append(user)
     prompt = chat.opening(trajectory.system, users[0])
@@ -650,7 +651,7 @@ def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
     system = chat.message("system", trajectory.system)
     turns = []
     for turn in trajectory.turns:
-        # With context_turns every prompt begins with the system message.
+        # The first prompt begins with the system message; with context_turns, every prompt does.
         masked = len(system) if turn.prompt_ids[: len(system)] == system else 0
         unmasked = turn.prompt_ids[masked:]
         turns.append(

@@ -138,7 +138,8 @@ def iterate(
     sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
 
-    # -- drop the groups in which a trajectory ended in an error; stop if too many did
+    # -- drop the groups in which a trajectory ended in an error; stop the run if too many did, or
+    # if no group is left
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
@@ -161,6 +162,7 @@ def iterate(
     kept_fraction = len(kept_groups) / num_candidates
 
     if not config.mask_observations:  # RAGEN v1: observations become response tokens, too
+        # copies, whose turns share `Turn.credit` with those in `trajectories`
         kept = [unmask(trajectory, chat) for trajectory in kept]
 
     # -- advantages, then update
@@ -243,7 +245,7 @@ def collect_groups(
         group_size=config.group_size,  # a rank plays whole groups
         split="train",
         temperature=config.temperature,
-        noise_seed=(config.seed, SEED_SAMPLING, step),
+        noise_seed=(config.seed, SEED_SAMPLING, step),  # and instance seed, member and turn
     )
 
 
@@ -398,9 +400,9 @@ def build_experience(
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = torch.repeat_interleave(torch.tensor(lengths, device=learner.device))  # (R,)
 
+    rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     # forward_sequences returns a tuple: (logprobs, entropy) of a policy, (values,) of a critic. It
     # computes no gradient. The ranks share its work, and each gets all R numbers.
-    rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
     if learner.ref:  # kl_coef > 0
         ref_logprobs, _entropy = parallel.forward_sequences(
