@@ -466,9 +466,9 @@ def ppo_loss(
             of `methods.py`; None for 1.
         dual_clip: c > 1 keeps the objective of a token with A < 0 at or above c A. 0 is no bound.
         segment_log_ratio: (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
-    Returns: loss, scalar; metrics without gradient, sums over tokens / num_tokens like the loss:
-        clipfrac, which counts the tokens whose clipped term is the smaller one, and approx_kl, the
-        k3 estimate of KL(old || new) in nats.
+    Returns: loss, scalar; two metrics without gradient, each a sum over the R tokens divided by
+        num_tokens. clipfrac adds 1 for a token whose clipped term is the smaller one. approx_kl
+        adds the k3 estimate of KL(old || new), nats.
     Source: PPO, arXiv 1707.06347, equation 7; clip_high: DAPO, 2503.14476; dual clip: 1912.09729.
     >>> new, old, A = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 2.0])
     >>> loss, metrics = ppo_loss(new, old, A, clip_low=0.25, clip_high=0.5, num_tokens=2)
@@ -577,8 +577,8 @@ def value_loss(
         value_clip: above 0; float("inf") for no clip.
         num_tokens: the sum over tokens is divided by this number.
         weights: (R,), the factor of each term, from `token_weights`.
-    Returns: loss, scalar; metrics, sums over tokens / num_tokens like the loss: vf_clipfrac, which
-        counts the tokens whose clipped term is the larger one.
+    Returns: loss, scalar; the metric vf_clipfrac, a sum over tokens divided by num_tokens. It adds
+        1 for a token whose clipped term is the larger one.
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
     >>> values, old, returns = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([3.0])
     >>> loss, metrics = value_loss(values, old, returns, value_clip=0.5, num_tokens=1)

@@ -102,7 +102,7 @@ def train(run: Run, device: torch.device) -> None:
     # Then `run.start` loads the newest checkpoint, if there is one.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
-    scores = None  # of the present policy, None if it was not evaluated
+    scores = None  # of the present policy; None if it was not evaluated
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
         scores = None
@@ -162,7 +162,7 @@ def iterate(
     kept_fraction = len(kept_groups) / num_candidates
 
     if not config.mask_observations:  # RAGEN v1: observations become response tokens, too
-        # copies, whose turns share `Turn.credit` with those in `trajectories`
+        # These are copies. Their turns share `Turn.credit` with the turns in `trajectories`.
         kept = [unmask(trajectory, chat) for trajectory in kept]
 
     # -- advantages, then update
@@ -245,7 +245,7 @@ def collect_groups(
         group_size=config.group_size,  # a rank plays whole groups
         split="train",
         temperature=config.temperature,
-        noise_seed=(config.seed, SEED_SAMPLING, step),  # and instance seed, member and turn
+        noise_seed=(config.seed, SEED_SAMPLING, step),  # `collect` adds instance, member and turn
     )
 
 

@@ -38,11 +38,15 @@ ROWS = [row_by_hand(0.5, [1.0, None], [1, "low"]), row_by_hand(1.0, [3.0, 4.0], 
 
 
 def lines_of(axes):
-    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
+    points = []
+    for line in axes.get_lines():
+        points.append((list(line.get_xdata()), list(line.get_ydata())))
+    return points
 
 
 def corners_of(axes):
-    return [tuple(corner) for corner in axes.collections[-1].get_paths()[0].vertices.tolist()]
+    (outline,) = axes.collections[-1].get_paths()
+    return [tuple(corner) for corner in outline.vertices.tolist()]
 
 
 def draw(metric, rows):
@@ -66,7 +70,9 @@ def test_a_curve_is_the_mean_of_its_seeds():
 
 def test_the_band_of_evaluations_is_the_interval_of_the_tables():
     corners = np.array(corners_of(draw("eval_success", ROWS)))
-    for passes, wins in ((0, [[1, 0, 0, 0]] * 2), (10, [[1, 1, 0, 0], [1, 1, 1, 1]])):
+    before = [[1, 0, 0, 0], [1, 0, 0, 0]]
+    after = [[1, 1, 0, 0], [1, 1, 1, 1]]
+    for passes, wins in ((0, before), (10, after)):
         heights = corners[corners[:, 0] == passes, 1]
         low, high = rate_interval(np.array(wins))
         assert (heights.min(), heights.max()) == pytest.approx((100 * low, 100 * high))
