@@ -137,8 +137,8 @@ class TurnRecord:
     false_statements: dict[str, str] | None = None
     env_reward: float = 0.0  # without format penalty and think_reward
     closing: str | None = None  # the observation after the turn that ended the episode
-    # For each of `actions`, the action that took place: another action after a slip, "" if none.
-    # None if every action took place as chosen.
+    # What took place for each of `actions`: the action, another one after a slip, or "" if it was
+    # not executed. The whole field is None if every action took place as chosen.
     moves: list[str] | None = None
     # Why the reply is not valid, in sentences; None if it is valid or was not judged. The message
     # of the next turn shows these sentences to the policy, but not the sentence of `cut_fault`.
@@ -203,8 +203,8 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # All games of an environment share one system message. Each game of Bandit draws its own
-        # names of actions, so Bandit's class has none, and the system message lists none.
+        # All games of an environment share one system message. So it lists the actions only if the
+        # class names them. Bandit's class names none, because each of its games draws its own.
         class_has_actions = bool(type(self.env).actions)
         names = f"Actions: {', '.join(self.env.actions)}. " if class_has_actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
@@ -376,7 +376,7 @@ class Chat:
         return [*head, *self.encode(text), self.end, *self.encode("\n")]
 
     def opening(self, system: str, user: str) -> list[int]:
-        """Return the tokens of the first prompt."""
+        """Return the tokens of the first prompt, or with context_turns of the start of a prompt."""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:

@@ -40,8 +40,8 @@ class Engine(Protocol):
 
         Args:
             key: of the trajectory, which may have one request at a time.
-            ids: the token history. It begins with the history and the response of the key's
-                previous request, unless the key was released after that request.
+            ids: the token history, which is copied. It begins with the history and the response of
+                the key's previous request, unless the key was released after that request.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
             seed: of the sampling noise. In float32 the response does not depend on other requests,

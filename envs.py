@@ -589,9 +589,9 @@ def _draw_split(env: Env, split: str, taken: set) -> Iterator[tuple]:
 
 
 def drawn_in_time(env: Env, draws: Iterator[Item]) -> Iterator[Item]:
-    """Yield the items of an iterator that draws or starts games.
+    """Yield the instances (or games) of an iterator, and give each of them DRAW_LIMIT_S seconds.
 
-    Raises: UserError if one item takes longer than DRAW_LIMIT_S, as with impossible options."""
+    Raises: UserError if one takes longer, as with impossible options."""
     try:
         yield from limit_items(DRAW_LIMIT_S, draws)
     except EnvError as error:

@@ -16,10 +16,10 @@ the method changes anything ("has an effect").
     DPPO-TV           drops tokens whose probability moved too far in A's direction [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
-A segment is a trajectory or a turn, as the setting `segment` says. With context_turns, each turn is
-a segment. Papers call a segment a "sequence", and so do the names `sequence_ratio` and
-`sequence_mask`. The "seq" in the names of `aggregation` is a trajectory. Elsewhere in the code, a
-sequence is one input of the model.
+A segment is a trajectory or a turn (setting `segment`). With context_turns it is always a turn. The
+word "sequence" has three meanings: in papers and in the names `sequence_ratio` and `sequence_mask`,
+it is a segment; in the names of `aggregation` ("seq_mean_..."), a trajectory; everywhere else, one
+input of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -53,9 +53,9 @@ def shape_rewards(
       divided by `max_reward` and capped at 0.99. A success sets it to 1.
     - "balanced": the same progress, but each increase is held back until the next payment. Payments
       are at the second, fourth, ... turn with a positive reward, and at the last turn.
-    - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
-      is the length of the best plan, and 0 after a success. If there is no plan before the first
-      turn, the first distance is 1. If there is none after a turn, its distance is twice the first.
+    - "plan": the decrease of the distance in each turn, divided by the initial distance. The
+      distance is the length of the best plan, and 0 after a success. Without a plan, the initial
+      distance is 1, and a later distance is twice the initial one.
 
     The method has an effect on games without an error if reward_density is not "native". If a game
     pays 1 for a success and nothing else, only "plan" changes the rewards.
@@ -188,16 +188,16 @@ def gigpo_advantages(
     For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the trajectory's advantage, which
     the same estimator computes. All tokens of a turn share its A_k.
 
-    In the mean and std of a group's scores, the paper's code counts a score once for each turn of
-    its trajectory, so longer trajectories count more. Here each trajectory counts once, as in
-    equation 3 of the paper. The key of a state (`Episode.state`) does not contain the number of
-    turns left, so turns at different times of the game are compared.
+    The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
+    different times of the game are compared. The trajectory's advantage differs from the paper's
+    code, where a score counts once for each turn in the mean and std of its group. Here it counts
+    once, as in equation 3 of the paper.
 
     The method has an effect on first turns, because a group has one start state, and on later turns
     that share a state.
     Args: states, K keys of the states in which the turns start, equal for equal states in a group;
         estimator, see `starpo.group_advantages`; gamma, discount from turn to turn; the others as
-        for `starpo.advantages`.
+        for `starpo.trajectory_advantages`.
     Returns: (R,), with the dtype of rewards.
     Source: GiGPO, arXiv 2505.10978, equations 5 to 8 (gamma 0.95, w = 1).
     >>> rewards, group_ids = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])
@@ -236,7 +236,7 @@ def turn_ppo_advantages(
     The estimator has an effect in every run. turn_gamma and turn_lam matter only in trajectories of
     two turns or more. With mask_observations=False, a turn begins with the observation before the
     reply.
-    Args, returns: as for `starpo.advantages`. The caller whitens the advantages.
+    Args, returns: as for `starpo.token_gae`.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
     >>> discounts = dict(turn_gamma=0.5, turn_lam=1.0)
@@ -288,7 +288,7 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     is 1 up to rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the
     first step, too: rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
     1. So config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
-    Its price: s then leaves out the difference between engine and trainer, and GSPO has no
+    This has a price: s then leaves out the difference between engine and trainer, and GSPO has no
     importance weights that correct for it.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
@@ -310,9 +310,9 @@ def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: f
 
     The method can have an effect if pi and pi_engine differ. If pi_old is pi_engine (the default),
     PPO's clip already stops the gradient of a high ratio with A > 0 and of a low ratio with A < 0.
-    The mask [0.5, 5] also stops that of a ratio below 0.5 with A > 0 and of a ratio above 5 with
-    A < 0. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip stays. Ring-1T takes
-    the ratio pi_old / pi_engine.
+    The mask [0.5, 5] stops the gradient in the other two cases: a ratio below 0.5 with A > 0, and a
+    ratio above 5 with A < 0. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip
+    stays. Ring-1T takes the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])

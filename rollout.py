@@ -175,8 +175,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training must not draw an instance that an environment of the run reserves for evaluation or
-    # for the held-out split. Environments with too few instances are exempt (`Env.repeats`).
+    # Training must not draw an instance that is reserved for evaluation or for the held-out split.
+    # An environment knows the instances that it reserves itself. The other environments of the run
+    # may be the same game with other options, so it must avoid theirs, too. Environments with too
+    # few instances are exempt (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -358,6 +360,7 @@ def following_prompt(
     and the turns that the policy may see."""
     turns = trajectory.turns
     if turns and not context_turns:
+        # `following` inserts the end-of-turn token if the last response has none, so is not closed.
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
     visible = visible_turns(turns, context_turns)
     # users[i] is the message that visible[i] answers. The last one, `user`, has no answer yet.
@@ -383,7 +386,8 @@ def visible_turns(turns: Sequence[Turn], context_turns: int) -> Sequence[Turn]:
 
 def failed_outcome(error: object) -> TurnOutcome:
     """Return the outcome that ends a trajectory with an error."""
-    return TurnOutcome("", 0.0, "error", TurnRecord(actions=[], error=str(error)))
+    record = TurnRecord(actions=[], error=str(error))
+    return TurnOutcome(user="", reward=0.0, status="error", record=record)
 
 
 def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> None:
@@ -561,7 +565,7 @@ class RolloutScheduler:
         self.histories[key] += prompt
         self.engine.add(
             key,
-            self.histories[key],  # the whole history; the engine has cached the earlier part
+            self.histories[key],  # the whole history, of which `add` makes a copy
             max_tokens=room,
             temperature=self.temperature,
             seed=(*self.noise_seed, *trajectory.seed, trajectory.member, len(trajectory.turns)),

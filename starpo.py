@@ -13,18 +13,19 @@ weight corrects for the difference between engine and trainer (`importance_weigh
 weight says how tokens are averaged (`token_weights`). By default pi_old is the engine's policy, and
 w_t is min(1, importance_cap / ratio_t). So w_t ratio_t never exceeds the cap.
 
-`advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
+The setting `estimator` says what A_t is. gae, bi_level_gae and turn_ppo need a critic.
 
     gae                           PPO's generalised advantage estimation over tokens, whitened
     bi_level_gae                  GAE over turns, then over the tokens of each turn, whitened
+    turn_ppo                      GAE over turns, whitened (`methods.py`)
+    reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
     grpo                          (score - mean of the group) / std of the group
     dr_grpo                       score - mean of the group
     rloo                          score - mean of the other scores of the group
     reinforce_plus_plus_baseline  the same as dr_grpo, whitened
-    reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
 
-Estimators that compare the scores of a group give all tokens of a trajectory the same advantage.
-With turn_level, only the tokens of one turn share an advantage.
+The last four compare the scores of a group (`group_advantages`), so all tokens of a trajectory
+share an advantage. With turn_level, only the tokens of one turn share an advantage.
 
 StarPO-S trains only on the groups with the largest score std (`filter_groups`), with a larger
 clip_high and without KL. In the paper StarPO-S has a critic; here any estimator will do.
@@ -187,8 +188,8 @@ def normalize_rewards(
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
     Except with "mean", all rewards of turns are first divided by std + 1e-6, or set to 0 if all
-    scores are equal. Then, with every method, the reward of the last turn changes, so that the
-    rewards of the trajectory sum to its new score.
+    scores are equal. The rest (mean and clipping) changes the reward of the last turn alone: it
+    becomes the number with which the rewards of the trajectory sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
@@ -215,66 +216,51 @@ def normalize_rewards(
     return rewards
 
 
-def advantages(
+def trajectory_advantages(
     rewards: Tensor,
-    values: Tensor | None,
     tokens_per_turn: list[int],
     turns_per_trajectory: list[int],
     group_ids: Tensor,
-    *,
     estimator: str,
-    turn_level: bool = False,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    turn_gamma: float = 1.0,
-    turn_lam: float = 1.0,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute advantages from rewards with one of the estimators at the top of this file.
+) -> Tensor:
+    """Compare the scores of a group's trajectories. All tokens of a trajectory share the result.
 
-    If turn_level is True, group estimators compare returns-to-go of turns with the same index, not
-    scores of trajectories.
-    Args: rewards (R,) float; values (R,) float, the critic's, for gae and bi_level_gae;
-        tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; gamma and lam, discount and lambda from token to
-        token of a turn; turn_gamma and turn_lam, from the last token of a turn to the next turn.
-    Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
+    Args: rewards (R,) float; tokens_per_turn, K counts that sum to R; turns_per_trajectory, B
+        counts that sum to K; group_ids (B,) int64, equal within a group; estimator, see
+        `group_advantages`.
+    Returns: advantages (R,), with the dtype of rewards.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
-    >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
+    >>> trajectory_advantages(rewards, [1, 1, 1], [2, 1], group_ids, "dr_grpo").tolist()
     [0.25, 0.25, -0.25]
     """
-    if estimator in ("gae", "bi_level_gae") and values is None:
-        raise ValueError(f"estimator {estimator!r} needs the values of a critic")
-    _check_counts(tokens_per_turn, total=len(rewards))
-    if estimator == "bi_level_gae":
-        discounts = dict(gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam)
-        raw, returns = bi_level_gae(
-            rewards, values, tokens_per_turn, turns_per_trajectory, **discounts
-        )
-        return whiten(raw), returns
-    counts = segment_sums(torch.tensor(tokens_per_turn), turns_per_trajectory)  # (B,)
-    tokens_per_trajectory = counts.tolist()
-    turn_ends = torch.tensor(tokens_per_turn).cumsum(0) - 1  # (K,)
-    token_gamma = torch.full_like(rewards, gamma)  # (R,)
-    token_gamma[turn_ends] = turn_gamma
-    if estimator == "gae":
-        token_lam = torch.full_like(rewards, lam)  # (R,)
-        token_lam[turn_ends] = turn_lam
-        raw, returns = gae(rewards, values, tokens_per_trajectory, token_gamma, token_lam)
-        return whiten(raw), returns
-    if estimator == "reinforce_plus_plus":
-        return whiten(returns_to_go(rewards, tokens_per_trajectory, token_gamma)), None
-    if turn_level:
-        turn_rewards = segment_sums(rewards, tokens_per_turn)  # (K,)
-        scores = returns_to_go(turn_rewards, turns_per_trajectory, turn_gamma)  # (K,)
-        group_ids = _group_ids_of_turns(group_ids, turns_per_trajectory)  # (K,)
-    else:
-        scores = segment_sums(rewards, tokens_per_trajectory)  # (B,)
-    raw = group_advantages(scores.cpu(), group_ids, estimator).to(rewards.device)  # (K,) or (B,)
-    lengths = torch.tensor(tokens_per_turn if turn_level else tokens_per_trajectory)
-    raw = raw.repeat_interleave(lengths.to(raw.device))  # (R,)
-    if estimator == "reinforce_plus_plus_baseline":
-        raw = whiten(raw)
-    return raw, None
+    lengths = _tokens_per_trajectory(tokens_per_turn, turns_per_trajectory)  # B
+    scores = segment_sums(rewards, lengths).cpu()  # (B,)
+    advantages = group_advantages(scores, group_ids, estimator)  # (B,)
+    return advantages.repeat_interleave(torch.tensor(lengths)).to(rewards.device)
+
+
+def turn_advantages(
+    rewards: Tensor,
+    tokens_per_turn: list[int],
+    turns_per_trajectory: list[int],
+    group_ids: Tensor,
+    estimator: str,
+    turn_gamma: float,
+) -> Tensor:
+    """Compare the returns-to-go of a group's first turns, of its second turns, and so on.
+
+    All tokens of a turn share the result.
+    Args: turn_gamma, discount from turn to turn; the others as for `trajectory_advantages`.
+    Returns: advantages (R,), with the dtype of rewards.
+    >>> rewards, group_ids = torch.tensor([0.5, 1.0, 0.0]), torch.tensor([0, 0])
+    >>> turn_advantages(rewards, [1, 1, 1], [2, 1], group_ids, "dr_grpo", turn_gamma=1.0).tolist()
+    [0.75, 0.0, -0.75]
+    """
+    turn_rewards = segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
+    returns = returns_to_go(turn_rewards, turns_per_trajectory, turn_gamma)  # (K,)
+    compared_with = _group_ids_of_turns(group_ids, turns_per_trajectory)  # (K,)
+    advantages = group_advantages(returns, compared_with, estimator)  # (K,)
+    return advantages.repeat_interleave(torch.tensor(tokens_per_turn)).to(rewards.device)
 
 
 def group_advantages(scores: Tensor, group_ids: Tensor, estimator: str) -> Tensor:
@@ -317,9 +303,9 @@ def gae(
     turns and actions, because the prompt shows how many are left. It cannot foresee
     max_context_tokens. Each estimator with a critic has its own steps and pieces:
 
-    gae                        steps are tokens, pieces are trajectories
-    bi-level GAE, first pass   steps are turns, pieces are trajectories
-    bi-level GAE, second pass  steps are tokens, pieces are turns
+    token_gae                  steps are tokens, pieces are trajectories
+    bi_level_gae, first pass   steps are turns, pieces are trajectories
+    bi_level_gae, second pass  steps are tokens, pieces are turns
     Turn-PPO                   steps are turns, pieces are trajectories
 
     Args:
@@ -359,6 +345,34 @@ def gae(
     return flat_advantages, flat_advantages + values
 
 
+def token_gae(
+    rewards: Tensor,
+    values: Tensor,
+    tokens_per_turn: list[int],
+    turns_per_trajectory: list[int],
+    *,
+    gamma: float,
+    lam: float,
+    turn_gamma: float,
+    turn_lam: float,
+) -> tuple[Tensor, Tensor]:
+    """GAE over the tokens of each trajectory.
+
+    Args: rewards and values (R,) float; tokens_per_turn, K counts that sum to R;
+        turns_per_trajectory, B counts that sum to K; gamma and lam, discount and lambda from token
+        to token of a turn; turn_gamma and turn_lam, from the last token of a turn to the next turn.
+    Returns: advantages (R,), not whitened; returns (R,).
+    >>> rewards, values = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 0.0, 0.0])
+    >>> discounts = dict(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
+    >>> token_gae(rewards, values, [2, 1], [2], **discounts)[0].tolist()
+    [0.5, 0.5, 1.0]
+    """
+    lengths = _tokens_per_trajectory(tokens_per_turn, turns_per_trajectory)  # B
+    token_gamma = _for_each_token(rewards, tokens_per_turn, gamma, turn_gamma)  # (R,)
+    token_lam = _for_each_token(rewards, tokens_per_turn, lam, turn_lam)  # (R,)
+    return gae(rewards, values, lengths, token_gamma, token_lam)
+
+
 def bi_level_gae(
     rewards: Tensor,
     values: Tensor,
@@ -377,7 +391,8 @@ def bi_level_gae(
     own. The reward of its last token changes, so that the rewards of its tokens sum to the turn's
     return of the first pass.
 
-    Args, returns: as for `advantages`, which whitens the advantages.
+    Args: as for `token_gae`. In the first pass, the discount is turn_gamma and lambda is turn_lam.
+    Returns: advantages (R,), not whitened; returns (R,).
     Source: RAGEN's compute_bi_level_gae_advantage_return.
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5, 0.5])
     >>> discounts = dict(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
@@ -419,6 +434,46 @@ def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> 
     [2.0, 2.0, 4.0]
     """
     return gae(rewards, torch.zeros_like(rewards), counts, gamma, lam=1.0)[0]
+
+
+def token_returns(
+    rewards: Tensor,
+    tokens_per_turn: list[int],
+    turns_per_trajectory: list[int],
+    *,
+    gamma: float,
+    turn_gamma: float,
+) -> Tensor:
+    """Sum the discounted rewards from each token to the end of its trajectory.
+
+    Args: as for `token_gae`. Returns: (R,), not whitened.
+    Source: REINFORCE++, arXiv 2501.03262.
+    >>> rewards = torch.tensor([0.0, 0.0, 1.0])
+    >>> token_returns(rewards, [2, 1], [2], gamma=1.0, turn_gamma=0.5).tolist()
+    [0.5, 0.5, 1.0]
+    """
+    lengths = _tokens_per_trajectory(tokens_per_turn, turns_per_trajectory)  # B
+    token_gamma = _for_each_token(rewards, tokens_per_turn, gamma, turn_gamma)  # (R,)
+    return returns_to_go(rewards, lengths, token_gamma)
+
+
+def _tokens_per_trajectory(
+    tokens_per_turn: list[int], turns_per_trajectory: list[int]
+) -> list[int]:
+    return segment_sums(torch.tensor(tokens_per_turn), turns_per_trajectory).tolist()
+
+
+def _for_each_token(
+    rewards: Tensor, tokens_per_turn: list[int], inside: float, between: float
+) -> Tensor:
+    """Return the discount (or lambda) of the step from each token to the next, (R,).
+
+    `between` is for the step from the last token of a turn, `inside` for all other steps."""
+    _check_counts(tokens_per_turn, total=len(rewards))
+    turn_ends = torch.tensor(tokens_per_turn).cumsum(0) - 1  # (K,)
+    discounts = torch.full_like(rewards, inside)  # (R,)
+    discounts[turn_ends] = between
+    return discounts
 
 
 def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> Tensor:

@@ -21,7 +21,7 @@ iteration, or after grace_s seconds if that is sooner. The exit code is then 75,
 (docs/faults.md).
 """
 
-from configurator import Config
+from configurator import WHITENED_ESTIMATORS, Config
 
 from support.arguments import read_train
 from support.terminal import run_main
@@ -153,16 +153,15 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     values = filter_values(config, trajectories, stats)  # (P,)
-    kept_groups = select_groups(config, values, stats)  # (<= P,)
+    candidates = filter_candidates(config, stats)  # (<= P,) the groups that the filter sees
+    kept_groups = select_groups(config, candidates, values, stats)  # (<= P,)
+    kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
     note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # filter_loss_scale needs the kept fraction of the groups that the filter sees. These are at
-    # most num_groups, although dynamic sampling may have sampled more (`select_groups`).
-    num_candidates = min(config.num_groups, len(stats.mean))
-    kept_fraction = len(kept_groups) / num_candidates
 
     if not config.mask_observations:  # RAGEN v1: observations become response tokens, too
-        # These are copies. Their turns share `Turn.credit` with the turns in `trajectories`.
+        # These are copies. Each turn shares its `credit` with the original, so what `note_credit`
+        # writes below is also in `trajectories`.
         kept = [unmask(trajectory, chat) for trajectory in kept]
 
     # -- advantages, then update
@@ -263,26 +262,30 @@ def filter_values(config: Config, trajectories: Sequence[Trajectory], stats: Gro
     for start in range(0, len(trajectories), size):
         group = trajectories[start : start + size]
         token_counts.append(sum(trajectory.num_response_tokens for trajectory in group))
+        # NaN if the engine gave no log-probs; then Config refuses filter_by="entropy"
         logprob_sums.append(sum(lp for member in group for lp in member.rollout_logprobs))
     group_lengths = torch.tensor(token_counts)  # (P,) response tokens
     ranked_by = {
         "reward_std": stats.std,
         "reward_mean": stats.mean,
-        # nats per token, estimated; Config refuses "entropy" if the engine gives no log-probs
-        "entropy": -torch.tensor(logprob_sums) / group_lengths,
+        "entropy": -torch.tensor(logprob_sums) / group_lengths,  # nats per token, estimated
         "length": group_lengths / size,
     }
     return ranked_by[config.filter_by]
 
 
-def select_groups(config: Config, values: Tensor, stats: GroupStats) -> Tensor:
+def filter_candidates(config: Config, stats: GroupStats) -> Tensor:
+    """Return the indices of the groups that the filter sees, (<= P,) int64, ascending."""
+    if config.sampling_rounds > 1:  # dynamic sampling can sample more than num_groups groups
+        return methods.candidate_groups(stats.std, config.num_groups)
+    return torch.arange(len(stats.std))
+
+
+def select_groups(config: Config, candidates: Tensor, values: Tensor, stats: GroupStats) -> Tensor:
     """Choose the groups to train on with `starpo.filter_groups`.
 
-    Args: values: (P,), by which the filter ranks the groups.
+    Args: candidates: as from `filter_candidates`; values: (P,), by which the filter ranks groups.
     Returns: the indices of the chosen groups (<= P,), ascending."""
-    candidates = torch.arange(len(values))  # (P,)
-    if config.sampling_rounds > 1:  # dynamic sampling
-        candidates = methods.candidate_groups(stats.std, config.num_groups)  # (<= P,)
     chosen = starpo.filter_groups(
         values[candidates].double(),
         stats.std[candidates],
@@ -291,7 +294,7 @@ def select_groups(config: Config, values: Tensor, stats: GroupStats) -> Tensor:
         smallest=config.filter_smallest,
         zero_std=config.filter_zero_std,
     )
-    return candidates[chosen]  # (<= P,)
+    return candidates[chosen]
 
 
 def members_of(
@@ -331,7 +334,8 @@ class Experience:
     A sequence is one input of the model. It is a trajectory, unless context_turns limits the turns
     that the policy sees. Then each turn is a sequence, and its prompt repeats the visible turns. A
     tensor (R,) has one number for each response token of the S sequences, sequence after sequence.
-    A segment, for GSPO and sequence_mask, is a sequence or a turn (setting `segment`)."""
+    A segment, for GSPO and sequence_mask, is a trajectory or a turn (setting `segment`). With
+    context_turns it is always a turn."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
     trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
@@ -339,7 +343,7 @@ class Experience:
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; the engine's; old_logprobs where the engine gave none
     turn_ids: Tensor  # (R,) int64; the turn of each token; turns are numbered over all of `kept`
-    segment_ids: Tensor  # (R,) int64; its segment (a sequence or a turn), numbered likewise
+    segment_ids: Tensor  # (R,) int64; the segment of each token; numbered likewise
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -387,8 +391,8 @@ def build_experience(
     sequences = []
     trajectory_ids = []
     for trajectory_id, trajectory in enumerate(kept):
-        # Sequences keep the order of the response tokens, so a tensor (R,) fits `kept` as well as
-        # `sequences`.
+        # With context_turns this cuts a trajectory between its turns. The response tokens stay the
+        # same, in the same order, so a tensor (R,) fits `kept` as well as `sequences`.
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
@@ -396,7 +400,7 @@ def build_experience(
     turn_ids = torch.repeat_interleave(tokens_per_turn)  # (R,) 0, 0, 1, 1, 1 for [2, 3] tokens
     segment_ids = turn_ids
     if config.segment == "trajectory":
-        # A segment is a sequence: a whole trajectory or, with context_turns, one turn.
+        # The segments are the sequences: whole trajectories or, with context_turns, turns.
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = torch.repeat_interleave(torch.tensor(lengths, device=learner.device))  # (R,)
 
@@ -439,8 +443,8 @@ def logprobs_before_update(
     """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
     By default pi_old is pi_engine, which saves a forward pass. Otherwise pi_old is the trainer's
-    policy before the update, and `clipped_loss` corrects for the difference from the engine with
-    the weights of `starpo.importance_weights` (not with GSPO)."""
+    policy before the update. Then the weights in `clipped_loss`, which always cap the ratio, also
+    correct for the difference from the engine (not with GSPO)."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -509,39 +513,36 @@ def estimate_advantages(
     Args: rewards: (R,) of the response tokens of `kept`; values: (R,), or None without a critic.
     Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
     config = learner.config
-    tokens_per_turn = count_tokens_per_turn(kept)  # K
+    estimator = config.estimator
     turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]  # B
+    counts = (count_tokens_per_turn(kept), turns_per_trajectory)  # K and B numbers
     group_ids = group_ids_of(kept, config)  # (B,)
-    turn_discounts = dict(turn_gamma=config.turn_gamma, turn_lam=config.turn_lam)
-    if config.estimator == "turn_ppo":
-        raw, returns = methods.turn_ppo_advantages(
-            rewards, values, tokens_per_turn, turns_per_trajectory, **turn_discounts
+    gamma, turn_gamma = config.gamma, config.turn_gamma
+    turn_discounts = dict(turn_gamma=turn_gamma, turn_lam=config.turn_lam)
+    discounts = dict(gamma=gamma, lam=config.lam, **turn_discounts)
+    returns = None
+    if estimator == "gae":
+        advantages, returns = starpo.token_gae(rewards, values, *counts, **discounts)
+    elif estimator == "bi_level_gae":
+        advantages, returns = starpo.bi_level_gae(rewards, values, *counts, **discounts)
+    elif estimator == "turn_ppo":
+        advantages, returns = methods.turn_ppo_advantages(
+            rewards, values, *counts, **turn_discounts
         )
-        return starpo.whiten(raw), returns  # GAE is whitened, too, in starpo.advantages
-    advantages, returns = starpo.advantages(
-        rewards,
-        values,
-        tokens_per_turn,
-        turns_per_trajectory,
-        group_ids,
-        estimator=config.estimator,
-        turn_level=config.turn_level,
-        gamma=config.gamma,
-        lam=config.lam,
-        **turn_discounts,
-    )
+    elif estimator == "reinforce_plus_plus":
+        advantages = starpo.token_returns(rewards, *counts, gamma=gamma, turn_gamma=turn_gamma)
+    elif config.turn_level:
+        advantages = starpo.turn_advantages(rewards, *counts, group_ids, estimator, turn_gamma)
+    else:
+        advantages = starpo.trajectory_advantages(rewards, *counts, group_ids, estimator)
+    if estimator in WHITENED_ESTIMATORS:
+        advantages = starpo.whiten(advantages)
     if config.state_weight:  # GiGPO
-        state_advantages = methods.gigpo_advantages(
-            rewards,
-            tokens_per_turn,
-            turns_per_trajectory,
-            group_ids,
-            [turn.state for trajectory in kept for turn in trajectory.turns],
-            estimator=config.estimator,
-            gamma=config.turn_gamma,
-        )  # (R,)
-        advantages = advantages + config.state_weight * state_advantages
-    return advantages, returns
+        states = [turn.state for trajectory in kept for turn in trajectory.turns]  # K
+        advantages = advantages + config.state_weight * methods.gigpo_advantages(
+            rewards, *counts, group_ids, states, estimator=estimator, gamma=turn_gamma
+        )
+    return advantages, returns  # (R,) each
 
 
 def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
@@ -584,8 +585,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         steps.append({**numbers, **norms})
         tokens_per_step.append(len(token_weights))
 
-    # logprob_diff_* are not averaged: they are from the first step, where engine and trainer have
-    # the same weights.
+    # mean_over_steps takes logprob_diff_* from the first step, where engine and trainer have the
+    # same weights. It averages all other metrics.
     metrics = {**mean_over_steps(steps, tokens_per_step), **rates}
     if learner.critic:
         metrics["explained_variance"] = explained_variance(
@@ -615,8 +616,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     observation tokens) in the whole mini-batch. So those of all micro-batches add up, and the split
     does not change the gradients.
 
-    Returns: the metrics of `policy_loss` and `critic_loss`: means over these tokens, and the
-        maximum logprob_diff_max."""
+    Returns: the metrics of `policy_loss` and `critic_loss`, for the whole mini-batch: sums of the
+        shares of all micro-batches, but the largest logprob_diff_max."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(
@@ -721,7 +722,7 @@ def clipped_loss(
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
-        )  # (R,) so that weight * ratio = min(pi / pi_engine, cap)
+        )  # (R,) so weight * ratio = min(pi / pi_engine, cap); by default only the cap acts
         if config.importance_floor:  # IcePop
             weights = weights * methods.icepop_mask(
                 logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
@@ -786,7 +787,9 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     finite = metrics_are_finite and gradient_is_finite
     if finite:
         learner.bad_steps = 0
-    else:  # lowers the loss scale of float16, or else counts a bad step
+    else:
+        # If only the gradient is not finite, float16 may have overflowed, so the loss scale falls.
+        # In all other cases this counts a bad step.
         learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:

@@ -62,15 +62,17 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
     for count in turns_per_trajectory:
         kept.append(Trajectory((0,), 0, turns[:count]))
         turns = turns[count:]
-    # A Config would refuse a group of one trajectory.
-    config = SimpleNamespace(**{**vars(small_config()), **settings, "group_size": len(kept)})
+    # By default all trajectories are one group. A Config would refuse a group of one trajectory.
+    config = SimpleNamespace(**{**vars(small_config()), "group_size": len(kept), **settings})
     learner = SimpleNamespace(config=config, estimator_state={})
     return train.estimate_advantages(learner, kept, rewards, values)
 
 
 def select_groups(config, played):
     stats = train.stats_of_groups(played, config.group_size)
-    return train.select_groups(config, train.filter_values(config, played, stats), stats)
+    values = train.filter_values(config, played, stats)
+    candidates = train.filter_candidates(config, stats)
+    return train.select_groups(config, candidates, values, stats)
 
 
 def backward(learner, experience):

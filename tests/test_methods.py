@@ -210,7 +210,7 @@ def test_gigpo_equals_a_slow_loop(estimator, seed):
     batch = random_batch(seed)
     rewards = on_last_tokens(batch["rewards"], batch["tokens"])
     counts = (batch["tokens"], batch["turns"], batch["groups"])
-    trajectories, _ = starpo.advantages(rewards, None, *counts, estimator=estimator)
+    trajectories = starpo.trajectory_advantages(rewards, *counts, estimator)
     options = dict(estimator=estimator, gamma=0.95)
     turns = methods.gigpo_advantages(rewards, *counts, batch["states"], **options)
     found = trajectories + 0.7 * turns

@@ -219,8 +219,8 @@ def test_retrieval_by_rank():
 
 
 def test_shared_prompts_weigh_like_their_copies():
-    """The slow loop follows RAGEN-2's definition: each pair of prompt and thought has its own row
-    with weight 1/N."""
+    """RAGEN-2 gives the prompt of each of the N thoughts the weight 1/N. So the sum below counts a
+    prompt once for each of its thoughts."""
     rng = np.random.default_rng(0)
     own = [0, 2, 2, 1, 2, 0]
     matrix = rng.normal(size=(3, 6))

@@ -94,8 +94,8 @@ def test_float_noise_is_no_variance(dtype):
     for method in ("mean", "mean_std", "asym_clip"):
         assert starpo.normalize_rewards(scores, [1] * 4, groups, method).tolist() == [0.0] * 4
     # whitening must not scale the noise up to 1
-    options = dict(estimator="reinforce_plus_plus_baseline")
-    found, _ = starpo.advantages(scores, None, [1] * 4, [1] * 4, groups, **options)
+    options = dict(estimator="reinforce_plus_plus_baseline", group_size=2)
+    found, _ = estimate_turns(scores, None, [1] * 4, [1] * 4, **options)
     assert found.tolist() == [0.0] * 4
     stats = starpo.group_stats(scores, 2)
     assert rollout_metrics(stats, torch.zeros(4), 2)["zero_std_frac"] == 1.0
@@ -520,7 +520,7 @@ def test_whiten_without_variance():
 # ---------- advantages
 
 # COUNTS: turns of each trajectory. A group has three trajectories. LENGTHS: tokens of each turn.
-COUNTS, GROUPS = [3, 1, 2, 1, 4, 2], torch.arange(6) // 3
+COUNTS = [3, 1, 2, 1, 4, 2]
 LENGTHS = [1, 3, 2, 1, 2, 2, 4, 1, 1, 5, 2, 3, 1]
 DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 
@@ -549,8 +549,8 @@ def slow_whiten(numbers):
 
 
 def estimate(estimator, rewards, values=None, **options):
-    return starpo.advantages(
-        rewards, values, LENGTHS, COUNTS, GROUPS, estimator=estimator, **options
+    return estimate_turns(
+        rewards, values, LENGTHS, COUNTS, estimator=estimator, group_size=3, **options
     )
 
 
@@ -579,9 +579,7 @@ def test_gae_discounts_turns_by_hand():
     close(advantages, [0.75, 2, 4])
     close(returns, [1.75, 4, 8])
     options = dict(estimator="gae", gamma=0.5, lam=1.0, turn_gamma=0.25, turn_lam=0.5)
-    found, returns = starpo.advantages(
-        doubles(1, 0, 8), doubles(1, 2, 4), [1, 2], [2], torch.tensor([0]), **options
-    )
+    found, returns = estimate_turns(doubles(1, 0, 8), doubles(1, 2, 4), [1, 2], [2], **options)
     close(found, slow_whiten([0.75, 2, 4]))
     close(returns, [1.75, 4, 8])
 
@@ -668,25 +666,17 @@ def test_turn_level_advantages_by_hand():
     # With discount 0.5, rewards (1, 0, 2) and (0, 1) give returns-to-go (1.5, 1, 2) and (0.5, 1).
     # The first turns have 1.5 and 0.5. The second turns are equal. The third turn has no other to
     # compare with.
-    rewards, groups = doubles(1, 0, 0, 2, 0, 0, 1), torch.tensor([0, 0])
+    rewards = doubles(1, 0, 0, 2, 0, 0, 1)
     half, small = 1 / 2, 0.5 / (math.sqrt(0.5) + 1e-6)
     for estimator, x in (("dr_grpo", half), ("rloo", 1.0), ("grpo", small)):
         options = dict(estimator=estimator, turn_level=True, turn_gamma=0.5)
-        found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
+        found, _ = estimate_turns(rewards, None, [1, 2, 1, 2, 1], [3, 2], **options)
         close(found, [x, 0, 0, 0, -x, -x, 0])
     # In four groups of one trajectory, no turn has another to compare with.
-    found, _ = starpo.advantages(
-        doubles(1, 2, 3, 4, 5, 6, 7, 8),
-        None,
-        [1] * 8,
-        [2] * 4,
-        torch.arange(4),
-        estimator="dr_grpo",
-        turn_level=True,
-    )
+    options = dict(estimator="dr_grpo", turn_level=True, group_size=1)
+    found, _ = estimate_turns(doubles(1, 2, 3, 4, 5, 6, 7, 8), None, [1] * 8, [2] * 4, **options)
     close(found, [0.0] * 8)
-    options = dict(estimator="dr_grpo")
-    found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
+    found, _ = estimate_turns(rewards, None, [1, 2, 1, 2, 1], [3, 2], estimator="dr_grpo")
     close(found, [1.0] * 4 + [-1.0] * 3)
 
 
@@ -715,12 +705,12 @@ def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
 
 
 def test_permuted_rewards_change_turn_advantages_but_not_those_of_trajectories():
-    rewards, groups = doubles(1, 0, 2, 1), torch.tensor([0, 0])
+    rewards = doubles(1, 0, 2, 1)
     permuted = doubles(0, 1, 2, 1)
     for turn_level in (False, True):
         options = dict(estimator="dr_grpo", turn_level=turn_level)
-        before, _ = starpo.advantages(rewards, None, [1] * 4, [2, 2], groups, **options)
-        after, _ = starpo.advantages(permuted, None, [1] * 4, [2, 2], groups, **options)
+        before, _ = estimate_turns(rewards, None, [1] * 4, [2, 2], **options)
+        after, _ = estimate_turns(permuted, None, [1] * 4, [2, 2], **options)
         assert torch.equal(before, after) != turn_level
 
 
@@ -1149,8 +1139,10 @@ ERRORS = [
     (lambda: starpo.normalize_rewards(TWO, [2, 1], GROUP, "mean"), "sum to 2, got [2, 1]"),
     (lambda: advantages_of(TWO, "grpo", [1, 2], [1, 1]), "sum to 2, got [1, 2]"),
     (lambda: advantages_of(TWO, "grpo", [1, 1], [1, 2]), "sum to 2, got [1, 2]"),
-    (lambda: advantages_of(TWO, "gae", [1, 1], [1, 1]), "'gae' needs the values of a critic"),
     (lambda: advantages_of(TWO, "ppo", [1, 1], [1, 1]), "no group baseline for estimator 'ppo'"),
+    (lambda: turn_advantages_of(TWO, [1, 2], [1, 1]), "sum to 2, got [1, 2]"),
+    (lambda: turn_advantages_of(TWO, [1, 1], [1, 2]), "sum to 2, got [1, 2]"),
+    (lambda: returns_of(TWO, [1, 2], [1, 1]), "sum to 2, got [1, 2]"),
     (lambda: starpo.token_weights([1], "mean", 5), "seq_mean_token_sum or constant, got 'mean'"),
     (lambda: starpo.gae(TWO, ONE, [2], 1.0, 1.0), "{'rewards': (2,), 'values': (1,)}"),
     (lambda: starpo.gae(TWO, TWO, [1, 2], 1.0, 1.0), "must be >= 1 and sum to 2, got [1, 2]"),
@@ -1168,9 +1160,16 @@ ERRORS = [
 ]
 
 
-def advantages_of(rewards, estimator, tokens_per_turn, turns_per_trajectory):
-    counts = (tokens_per_turn, turns_per_trajectory)
-    return starpo.advantages(rewards, None, *counts, GROUP, estimator=estimator)
+def advantages_of(rewards, estimator, *counts):
+    return starpo.trajectory_advantages(rewards, *counts, GROUP, estimator)
+
+
+def turn_advantages_of(rewards, *counts):
+    return starpo.turn_advantages(rewards, *counts, GROUP, "grpo", turn_gamma=1.0)
+
+
+def returns_of(rewards, *counts):
+    return starpo.token_returns(rewards, *counts, gamma=1.0, turn_gamma=1.0)
 
 
 @pytest.mark.parametrize("call, message", ERRORS)

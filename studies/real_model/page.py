@@ -96,7 +96,7 @@ def main(argv: list[str]) -> None:
 
 
 def finished_of(experiment: str) -> dict[str, list[Row]]:
-    """Return label of a curve -> rows (records) of its finished runs, at scale smollm2."""
+    """Return the rows (records) of the finished runs of SmolLM2, by label of the curve."""
     curves = rows_of(EXPERIMENTS[experiment].curves, "smollm2")
     return {name: rows for name, rows in curves.items() if rows}
 

@@ -266,7 +266,8 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
     trajectories = train.collect_rollouts(learner, engine, chat)
     stats = train.stats_of_groups(trajectories, config.group_size)  # (P,) each
     values = train.filter_values(config, trajectories, stats)  # (P,)
-    groups = train.select_groups(config, values, stats)
+    candidates = train.filter_candidates(config, stats)  # (P,)
+    groups = train.select_groups(config, candidates, values, stats)
     kept = train.members_of(groups, trajectories, config.group_size)
     kept_fraction = len(kept) / len(trajectories)
     metrics = train.update(learner, train.build_experience(learner, kept, kept_fraction))

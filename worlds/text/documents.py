@@ -266,7 +266,9 @@ class Index:
         return self.nameable[most]
 
     def _is_found(self, number: int, most: int) -> bool:
-        """Whether document `number` is among the `most` results of a search for its own name.
+        """Whether a search for the name of document `number` finds the document.
+
+        The search returns at most `most` documents, those with the highest scores.
 
         No document has a higher score, because this document has all words of its name. Earlier
         documents with all these words have the same score and come before it.
