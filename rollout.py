@@ -222,12 +222,7 @@ class Rollout:
         except EnvError as error:  # call_with_timeout turns every error into an EnvError
             self.failure = failed_outcome(error)
         else:
-            self.open(*opening)
-
-    def open(self, system: str, user: str) -> None:
-        """Set the first messages of an episode that has started, in `reset` or in studies/."""
-        self.trajectory.system = system
-        self.user = user
+            self.trajectory.system, self.user = opening
 
     def execute(self, text: str) -> TurnOutcome:
         """Execute a reply.

@@ -116,7 +116,7 @@ def documents(
             if not drills and rng.random() < FEW_ACTIONS:
                 env.num_actions = int(rng.integers(env.max_actions))
             rollout = Rollout(episode, path)
-            rollout.open(*episode.open(observation))
+            rollout.trajectory.system, rollout.user = episode.open(observation)
             trajectory = recite(chat, rollout, write_reply, config)
             yield Document(kind, trajectory)
             num_tokens += len(trajectory.ids)
