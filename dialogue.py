@@ -5,8 +5,8 @@ tries as many actions of a reply as are allowed in a turn and left in the game. 
 surplus. envs.py ends a game whose actions are used up; rollout.py enforces the limits of tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
-or if it executes no action. If an action ends the game, the rest of the reply is not tried: illegal
-actions in it are no fault, but surplus actions are. An invalid reply gets the format penalty. The
+or if it executes no action. If an action ends the game, the actions after it are not tried, so they
+may be illegal. Surplus actions are a fault even then. An invalid reply gets the format penalty. The
 next message reports the faults of a reply and its reward with the penalty. In RAGEN the policy
 never sees the penalty.
 
@@ -163,7 +163,8 @@ class TurnOutcome(NamedTuple):
 
 
 class Episode:
-    """One dialogue with an environment: builds messages, executes replies, enforces the limits."""
+    """One dialogue with an environment: builds messages, executes replies, enforces the limits on
+    turns and on actions in a turn."""
 
     def __init__(self, env: Env, config: Config):
         self.env = env

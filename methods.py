@@ -54,8 +54,9 @@ def shape_rewards(
     - "balanced": the same progress, but each increase is held back until the next payment. Payments
       are at the second, fourth, ... turn with a positive reward, and at the last turn.
     - "plan": the decrease of the distance in each turn, divided by the initial distance. The
-      distance is the length of the best plan, and 0 after a success. Without a plan, the initial
-      distance is 1, and a later distance is twice the initial one.
+      distance is the length of the best plan, and 0 after a success. If there is no plan before
+      the first turn, the initial distance is 1. If there is none after a turn, the distance is then
+      twice the initial one.
 
     The method has an effect on games without an error if reward_density is not "native". If a game
     pays 1 for a success and nothing else, only "plan" changes the rewards.

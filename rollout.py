@@ -2,8 +2,8 @@
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued. The
-policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens before
-them.
+policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens between
+the previous response and this one.
 
 A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
 rollouts for players that answer in text: reference players, demonstrations, API models, a human.
@@ -176,9 +176,9 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Training must not draw an instance that is reserved for evaluation or for the held-out split.
-    # An environment knows the instances that it reserves itself. The other environments of the run
-    # may be the same game with other options, so it must avoid theirs, too. Environments with too
-    # few instances are exempt (`Env.repeats`).
+    # Each environment avoids its own reserved instances. Another environment of the run may be the
+    # same game with other options, so its reserved instances are avoided, too. Environments with
+    # too few instances are exempt (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -526,7 +526,8 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Wait only while the engine has nothing to decode. `_record_turn` may give it work.
+            # Wait only while the engine has nothing to decode. `_record_turn` may give it work, so
+            # each pass asks again.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 

@@ -188,8 +188,8 @@ def normalize_rewards(
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
     Except with "mean", all rewards of turns are first divided by std + 1e-6, or set to 0 if all
-    scores are equal. The rest (mean and clipping) changes the reward of the last turn alone: it
-    becomes the number with which the rewards of the trajectory sum to its new score.
+    scores are equal. Then, with every method, a number is added to the reward of the last turn, so
+    that the rewards of the trajectory sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.

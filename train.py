@@ -87,7 +87,7 @@ MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.
 
 
 def main(argv: list[str]) -> None:
-    config, _, sources = read_train(argv)
+    config, _options, sources = read_train(argv)  # sources: where each setting was set
     device = parallel.init_distributed(config)  # from here on, only rank 0 prints
     with open_run(config, sources) as run:
         if not run.report_if_finished():
@@ -106,7 +106,7 @@ def train(run: Run, device: torch.device) -> None:
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
         scores = None
-        if run.evaluation_due(metrics):
+        if run.evaluation_due(metrics):  # also if the metrics stop the run early
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
     # The loop evaluates the last iteration of a run. So this is only for a process that did no
@@ -160,8 +160,8 @@ def iterate(
     kept = members_of(kept_groups, trajectories, config.group_size)
 
     if not config.mask_observations:  # RAGEN v1: observations become response tokens, too
-        # These are copies. Each turn shares its `credit` with the original, so what `note_credit`
-        # writes below is also in `trajectories`.
+        # These are copies. Each turn shares its `credit` (advantage and value, for records) with
+        # the original, so what `note_credit` writes below is also in `trajectories`.
         kept = [unmask(trajectory, chat) for trajectory in kept]
 
     # -- advantages, then update
@@ -169,7 +169,7 @@ def iterate(
     if kept:
         experience = build_experience(learner, kept, kept_fraction)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
-        to_train = indices_to_train(config, kept)
+        to_train = indices_to_train(config, kept)  # all; drop_void drops some only now
         if to_train:
             update_metrics = update(learner, experience.of_trajectories(to_train))
     if not update_metrics:
@@ -319,7 +319,8 @@ def indices_to_train(config: Config, kept: Sequence[Trajectory]) -> list[int]:
 def skipped_update(iteration: int, num_kept: int) -> str:
     """Return the message for an iteration that has no trajectory to train on."""
     reason = "each kept trajectory has a void turn"
-    if num_kept == 0:  # each filter strategy keeps a group if any group has variance
+    if num_kept == 0:
+        # Each filter strategy keeps at least one of the groups with variance, so there was none.
         reason = "the filter kept no group, because the scores in each group are equal"
     return f"iteration {iteration}: {reason}; update skipped"
 
@@ -443,8 +444,8 @@ def logprobs_before_update(
     """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
     By default pi_old is pi_engine, which saves a forward pass. Otherwise pi_old is the trainer's
-    policy before the update. Then the weights in `clipped_loss`, which always cap the ratio, also
-    correct for the difference from the engine (not with GSPO)."""
+    policy before the update, and the importance weights of the loss correct for its difference from
+    pi_engine (except with GSPO, which has no importance weights)."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -535,7 +536,7 @@ def estimate_advantages(
         advantages = starpo.turn_advantages(rewards, *counts, group_ids, estimator, turn_gamma)
     else:
         advantages = starpo.trajectory_advantages(rewards, *counts, group_ids, estimator)
-    if estimator in WHITENED_ESTIMATORS:
+    if estimator in WHITENED_ESTIMATORS:  # those with a critic, and REINFORCE++
         advantages = starpo.whiten(advantages)
     if config.state_weight:  # GiGPO
         states = [turn.state for trajectory in kept for turn in trajectory.turns]  # K
@@ -720,9 +721,11 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
+        # weight * ratio = min(pi / pi_engine, cap). If pi_old is pi_engine (the default), a weight
+        # is 1 until the ratio exceeds the cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
-        )  # (R,) so weight * ratio = min(pi / pi_engine, cap); by default only the cap acts
+        )  # (R,)
         if config.importance_floor:  # IcePop
             weights = weights * methods.icepop_mask(
                 logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
