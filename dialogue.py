@@ -5,9 +5,9 @@ tries as many actions of a reply as are allowed in a turn and left in the game. 
 surplus. envs.py ends a game whose actions are used up; rollout.py enforces the limits of tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
-or if it executes no action. If an action ends the game, the actions after it are not tried, so they
-may be illegal. Surplus actions are a fault even then. An invalid reply gets the format penalty. The
-next message reports the faults of a reply and its reward with the penalty. In RAGEN the policy
+or if it executes no action. The actions after one that ends the game are not tried. An illegal
+action among them is no fault, but surplus actions are. An invalid reply gets the format penalty.
+The next message reports the faults of a reply and its reward with the penalty. In RAGEN the policy
 never sees the penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
@@ -78,8 +78,9 @@ def cut_fault(num_tokens: int, setting: str) -> str:
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """Compare the sentences of a thought with the facts about the state.
 
-    Facts are the true sentences of `Env.statements`. A stated fact can earn a bonus (think_reward).
-    Periods separate sentences. A sentence is checkable if it begins with the first word of a fact.
+    The facts are the sentences of `Env.statements`, which are all true. A stated fact can earn a
+    bonus (think_reward). Periods separate sentences. A sentence is checkable if it begins with
+    the first word of a fact.
     Returns: the number of checkable sentences, and the number of true ones.
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     (2, 1)

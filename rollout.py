@@ -2,8 +2,8 @@
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued. The
-policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens between
-the previous response and this one.
+policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens since
+the previous response or, with context_turns, the whole prompt.
 
 A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
 rollouts for players that answer in text: reference players, demonstrations, API models, a human.
@@ -176,9 +176,9 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Training must not draw an instance that is reserved for evaluation or for the held-out split.
-    # Each environment avoids its own reserved instances. Another environment of the run may be the
-    # same game with other options, so its reserved instances are avoided, too. Environments with
-    # too few instances are exempt (`Env.repeats`).
+    # An environment avoids those that are reserved for itself. Here it learns to avoid those of the
+    # other environments of the run, which may be the same game with other options. Environments
+    # with too few instances avoid none (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -355,7 +355,7 @@ def following_prompt(
     and the turns that the policy may see."""
     turns = trajectory.turns
     if turns and not context_turns:
-        # `following` inserts the end-of-turn token if the last response has none, so is not closed.
+        # A response without an end-of-turn token is not closed. `following` then inserts the token.
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
     visible = visible_turns(turns, context_turns)
     # users[i] is the message that visible[i] answers. The last one, `user`, has no answer yet.

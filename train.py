@@ -153,15 +153,15 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     values = filter_values(config, trajectories, stats)  # (P,)
-    candidates = filter_candidates(config, stats)  # (<= P,) the groups that the filter sees
+    candidates = filter_candidates(config, stats)  # (<= P,) all, except with dynamic sampling
     kept_groups = select_groups(config, candidates, values, stats)  # (<= P,)
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
     note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
 
     if not config.mask_observations:  # RAGEN v1: observations become response tokens, too
-        # These are copies. Each turn shares its `credit` (advantage and value, for records) with
-        # the original, so what `note_credit` writes below is also in `trajectories`.
+        # `unmask` copies the turns, but a copy has the same `credit` object as its original. So
+        # `note_credit` below also writes to the turns of `trajectories`, which are recorded.
         kept = [unmask(trajectory, chat) for trajectory in kept]
 
     # -- advantages, then update
@@ -169,7 +169,8 @@ def iterate(
     if kept:
         experience = build_experience(learner, kept, kept_fraction)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
-        to_train = indices_to_train(config, kept)  # all; drop_void drops some only now
+        # All of them, unless drop_void. It acts only now, because advantages need whole groups.
+        to_train = indices_to_train(config, kept)
         if to_train:
             update_metrics = update(learner, experience.of_trajectories(to_train))
     if not update_metrics:
@@ -262,7 +263,7 @@ def filter_values(config: Config, trajectories: Sequence[Trajectory], stats: Gro
     for start in range(0, len(trajectories), size):
         group = trajectories[start : start + size]
         token_counts.append(sum(trajectory.num_response_tokens for trajectory in group))
-        # NaN if the engine gave no log-probs; then Config refuses filter_by="entropy"
+        # NaN if the engine gives no log-probs. Config refuses filter_by="entropy" in this case.
         logprob_sums.append(sum(lp for member in group for lp in member.rollout_logprobs))
     group_lengths = torch.tensor(token_counts)  # (P,) response tokens
     ranked_by = {
@@ -536,7 +537,7 @@ def estimate_advantages(
         advantages = starpo.turn_advantages(rewards, *counts, group_ids, estimator, turn_gamma)
     else:
         advantages = starpo.trajectory_advantages(rewards, *counts, group_ids, estimator)
-    if estimator in WHITENED_ESTIMATORS:  # those with a critic, and REINFORCE++
+    if estimator in WHITENED_ESTIMATORS:  # those with a critic, and both of REINFORCE++
         advantages = starpo.whiten(advantages)
     if config.state_weight:  # GiGPO
         states = [turn.state for trajectory in kept for turn in trajectory.turns]  # K
@@ -721,8 +722,8 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # weight * ratio = min(pi / pi_engine, cap). If pi_old is pi_engine (the default), a weight
-        # is 1 until the ratio exceeds the cap.
+        # weight = min(pi / pi_engine, cap) / ratio. By default pi_old is pi_engine, so a weight is
+        # min(1, cap / ratio).
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

@@ -349,11 +349,11 @@ def free_memory(device: torch.device) -> int:
 
 
 class _CacheLayout:
-    """Attention in one forward of `TorchEngine`, for all layers.
+    """Says where the tokens of one forward lie in the cache, and computes their attention.
 
-    The T tokens are one decode token for each of N rows, then the tokens of the prefills. A layer
-    stores all new keys and values before any token attends to them. So a row can prefill its prompt
-    and decode its first token in one forward.
+    One object serves all layers. The T tokens are one decode token for each of N rows, then the
+    tokens of the prefills. A layer stores all new keys and values before any token attends to them.
+    So a row can prefill its prompt and decode its first token in one forward.
     """
 
     def __init__(

@@ -25,12 +25,13 @@ from tools.plotting.style import (
 )
 
 CAPTION = """\
-In the picture, a line is the mean of the seeds. The band around evaluations is the 95 % interval
-over prompts and seeds, as in the table. Of evaluations during training only the rates are recorded.
-So their band is the widest that these rates allow. All other metrics are from training. Their lines
-are moving averages over nine iterations, and their bands are the range of the seeds. Dashed lines,
-if there are any, are reference players with the policy's limits on turns and actions. A triangle
-marks a first warning."""
+In the picture (the .png file beside this page), a line is the mean of the seeds. The band around
+evaluations is the 95 % interval over prompts and seeds, as in the table. Of evaluations during
+training only the rates are recorded, not which prompts were solved. So their band is the widest
+interval that fits these rates. All other metrics are from training. Their lines are moving averages
+over nine iterations, and their bands are the range of the seeds. Dashed lines, if there are any,
+are reference players with the policy's limits on turns and actions. A triangle marks a first
+warning."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
 
