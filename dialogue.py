@@ -5,10 +5,10 @@ tries as many actions of a reply as are allowed in a turn and left in the game. 
 surplus. envs.py ends a game whose actions are used up; rollout.py enforces the limits of tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
-or if it executes no action. The actions after one that ends the game are not tried. An illegal
-action among them is no fault, but surplus actions are. An invalid reply gets the format penalty.
-The next message reports the faults of a reply and its reward with the penalty. In RAGEN the policy
-never sees the penalty.
+or if it executes no action. Actions after the one that ends the game are not tried, so an illegal
+one among them is no fault. Surplus actions are always a fault. An invalid reply gets the format
+penalty. The next message reports the faults of a reply and its reward with the penalty. In RAGEN
+the policy never sees the penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
 their text is only parsed.
@@ -267,7 +267,8 @@ class Episode:
         faults = self._faults(parsed, record, illegal, surplus)
         record.faults = faults or None
         record.format_ok = not faults
-        reward = record.env_reward + (0.0 if record.format_ok else config.format_penalty)
+        penalty = 0.0 if record.format_ok else config.format_penalty  # not above 0
+        reward = record.env_reward + penalty
         checked, true = check_thought(parsed.thought, facts)
         record.statements_checked = checked
         record.statements_true = true

@@ -152,20 +152,20 @@ def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
     return ranked[:num_groups].sort().values
 
 
-def without_void_turns(has_void_turn: Tensor) -> Tensor:
-    """SimpleTIR: return the indices of the trajectories without a void turn, (<= B,) int64.
+def without_void_turns(has_void_turn: Sequence[bool]) -> list[int]:
+    """SimpleTIR: return the indices of the trajectories without a void turn, ascending.
 
     A turn is void if the environment executed no action in it. (In the paper, a void turn has
     neither code nor an answer, and ends the game.) Trajectories with a void turn are not trained
     on, but their scores stay in the baselines of their groups.
 
     The method has an effect if a kept trajectory has a void turn.
-    Args: has_void_turn (B,) bool.
+    Args: has_void_turn, for each trajectory.
     Source: SimpleTIR, arXiv 2509.02479, the loss mask of the paper's code.
-    >>> without_void_turns(torch.tensor([False, True, False])).tolist()
+    >>> without_void_turns([False, True, False])
     [0, 2]
     """
-    return (~has_void_turn).nonzero()[:, 0]
+    return [index for index, is_void in enumerate(has_void_turn) if not is_void]
 
 
 # ---------- advantages
@@ -191,8 +191,8 @@ def gigpo_advantages(
 
     The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
     different times of the game are compared. The trajectory's advantage differs from the paper's
-    code, where a score counts once for each turn in the mean and std of its group. Here it counts
-    once, as in equation 3 of the paper.
+    code. There, a trajectory of n turns enters the mean and std of its group n times. Here it
+    enters once, as in equation 3 of the paper.
 
     The method has an effect on first turns, because a group has one start state, and on later turns
     that share a state.

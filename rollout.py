@@ -175,10 +175,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training must not draw an instance that is reserved for evaluation or for the held-out split.
-    # An environment avoids those that are reserved for itself. Here it learns to avoid those of the
-    # other environments of the run, which may be the same game with other options. Environments
-    # with too few instances avoid none (`Env.repeats`).
+    # In training, an environment draws no instance of its own evaluation and held-out splits.
+    # `also_reserved` makes it avoid those of the other environments of the run, too, which may be
+    # the same game with other options. Environments with too few instances avoid none
+    # (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.

@@ -153,15 +153,14 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     values = filter_values(config, trajectories, stats)  # (P,)
-    candidates = filter_candidates(config, stats)  # (<= P,) all, except with dynamic sampling
+    # all groups; with dynamic sampling at most num_groups, first those with variance
+    candidates = filter_candidates(config, stats)  # (<= P,)
     kept_groups = select_groups(config, candidates, values, stats)  # (<= P,)
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
     note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
 
     if not config.mask_observations:  # RAGEN v1: observations become response tokens, too
-        # `unmask` copies the turns, but a copy has the same `credit` object as its original. So
-        # `note_credit` below also writes to the turns of `trajectories`, which are recorded.
         kept = [unmask(trajectory, chat) for trajectory in kept]
 
     # -- advantages, then update
@@ -169,8 +168,9 @@ def iterate(
     if kept:
         experience = build_experience(learner, kept, kept_fraction)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
-        # All of them, unless drop_void. It acts only now, because advantages need whole groups.
-        to_train = indices_to_train(config, kept)
+        to_train = list(range(len(kept)))
+        if config.drop_void:  # SimpleTIR; only here, because the advantages need whole groups
+            to_train = methods.without_void_turns([t.has_void_turn for t in kept])
         if to_train:
             update_metrics = update(learner, experience.of_trajectories(to_train))
     if not update_metrics:
@@ -306,15 +306,6 @@ def members_of(
     for group in kept_groups.tolist():
         members += trajectories[group * size : (group + 1) * size]
     return members
-
-
-def indices_to_train(config: Config, kept: Sequence[Trajectory]) -> list[int]:
-    """Return the indices of the kept trajectories to train on: all of them, unless drop_void."""
-    if not config.drop_void:
-        return list(range(len(kept)))
-    # SimpleTIR leaves out trajectories with a turn that executed no action.
-    is_void = torch.tensor([t.has_void_turn for t in kept], dtype=torch.bool)  # (B,)
-    return methods.without_void_turns(is_void).tolist()
 
 
 def skipped_update(iteration: int, num_kept: int) -> str:
@@ -537,7 +528,8 @@ def estimate_advantages(
         advantages = starpo.turn_advantages(rewards, *counts, group_ids, estimator, turn_gamma)
     else:
         advantages = starpo.trajectory_advantages(rewards, *counts, group_ids, estimator)
-    if estimator in WHITENED_ESTIMATORS:  # those with a critic, and both of REINFORCE++
+    # gae, bi_level_gae, turn_ppo, reinforce_plus_plus, reinforce_plus_plus_baseline
+    if estimator in WHITENED_ESTIMATORS:
         advantages = starpo.whiten(advantages)
     if config.state_weight:  # GiGPO
         states = [turn.state for trajectory in kept for turn in trajectory.turns]  # K
@@ -722,7 +714,8 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # weight = min(pi / pi_engine, cap) / ratio. By default pi_old is pi_engine, so a weight is
+        # The loss multiplies a weight by the ratio pi / pi_old. So the weight is
+        # min(pi / pi_engine, cap) / ratio: by default pi_old is pi_engine, and it is
         # min(1, cap / ratio).
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap

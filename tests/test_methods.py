@@ -568,9 +568,9 @@ def test_trajectories_with_a_void_turn_are_not_trained_on():
     kept = [made_up(1, 2), made_up(1, 0), made_up(3)]
     is_void = [trajectory.has_void_turn for trajectory in kept]
     assert is_void == [False, True, False]
-    assert methods.without_void_turns(torch.tensor(is_void)).tolist() == [0, 2]
-    assert methods.without_void_turns(torch.tensor([True])).tolist() == []
-    assert methods.without_void_turns(torch.zeros(0, dtype=torch.bool)).tolist() == []
+    assert methods.without_void_turns(is_void) == [0, 2]
+    assert methods.without_void_turns([True]) == []
+    assert methods.without_void_turns([]) == []
 
 
 # ---------- ECHO
@@ -740,7 +740,7 @@ def test_void_trajectories_leave_the_gradient_of_the_others(played):
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])
     assert 0 < void.sum() < len(kept)
-    left = experience.of_trajectories(methods.without_void_turns(void).tolist())
+    left = experience.of_trajectories(methods.without_void_turns(void.tolist()))
     found, _ = gradient_of((learner, kept, left))
     is_void = void.repeat_interleave(lengths)
     zeroed = replace(experience, advantages=experience.advantages.masked_fill(is_void, 0.0))
