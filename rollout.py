@@ -175,9 +175,9 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # In training, an environment draws no instance of its own evaluation and held-out splits.
-    # `also_reserved` makes it avoid those of the other environments of the run, too, which may be
-    # the same game with other options. Environments with too few instances avoid none
+    # In training, an environment avoids the instances of its own evaluation and held-out splits.
+    # Another environment of the run may be the same game with other options. So `also_reserved`
+    # adds the instances of its splits. An environment with too few instances avoids none
     # (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
@@ -242,8 +242,8 @@ class Rollout:
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
         """Record a reply and its outcome."""
         record = replace(outcome.record, cut_by=reply.cut_by)
-        # `faults` says why a reply is not valid. A reply that was cut off may still be valid, and
-        # then has no faults.
+        # `faults` says why a reply is not valid. A reply that was cut off after </answer> can be
+        # valid. Then the cut is no fault.
         if reply.cut_by and record.faults:
             record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
         turn = Turn(
@@ -254,7 +254,7 @@ class Rollout:
             text=reply.text,
             observation=self.user,
             record=record,
-            state=outcome.state,
+            state=outcome.state,  # before the reply, although it is in the outcome
         )
         self.trajectory.turns.append(turn)
         self.trajectory.status = outcome.status

@@ -156,7 +156,7 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
     if strategy == "count":
-        return int(keep + 1e-9)
+        return int(keep)
     if strategy == "min_p":  # keep each group with a value >= keep * (the largest value)
         largest = values[:1]  # (1,), or (0,) if all groups were excluded
         return int((values >= keep * largest - ROUNDING).sum())

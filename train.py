@@ -106,7 +106,8 @@ def train(run: Run, device: torch.device) -> None:
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
         scores = None
-        if run.evaluation_due(metrics):  # also if the metrics stop the run early
+        # every eval_every iterations and after the last one, which the metrics may make this one
+        if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
     # The loop evaluates the last iteration of a run. So this is only for a process that did no
@@ -153,7 +154,7 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     values = filter_values(config, trajectories, stats)  # (P,)
-    # all groups; with dynamic sampling at most num_groups, first those with variance
+    # all groups; with dynamic sampling at most num_groups of them, if possible with variance
     candidates = filter_candidates(config, stats)  # (<= P,)
     kept_groups = select_groups(config, candidates, values, stats)  # (<= P,)
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
@@ -312,7 +313,7 @@ def skipped_update(iteration: int, num_kept: int) -> str:
     """Return the message for an iteration that has no trajectory to train on."""
     reason = "each kept trajectory has a void turn"
     if num_kept == 0:
-        # Each filter strategy keeps at least one of the groups with variance, so there was none.
+        # Each filter strategy keeps a group if any group has variance. So no group had.
         reason = "the filter kept no group, because the scores in each group are equal"
     return f"iteration {iteration}: {reason}; update skipped"
 
@@ -334,7 +335,7 @@ class Experience:
     trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
-    rollout_logprobs: Tensor  # (R,) nats; the engine's; old_logprobs where the engine gave none
+    rollout_logprobs: Tensor  # (R,) nats; log pi_engine, or old_logprobs if the engine gave none
     turn_ids: Tensor  # (R,) int64; the turn of each token; turns are numbered over all of `kept`
     segment_ids: Tensor  # (R,) int64; the segment of each token; numbered likewise
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
@@ -610,8 +611,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     observation tokens) in the whole mini-batch. So those of all micro-batches add up, and the split
     does not change the gradients.
 
-    Returns: the metrics of `policy_loss` and `critic_loss`, for the whole mini-batch: sums of the
-        shares of all micro-batches, but the largest logprob_diff_max."""
+    Returns: the metrics of `policy_loss` and `critic_loss`, summed over the micro-batches of all
+        ranks. Of logprob_diff_max it is the maximum."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(
@@ -714,9 +715,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # The loss multiplies a weight by the ratio pi / pi_old. So the weight is
-        # min(pi / pi_engine, cap) / ratio: by default pi_old is pi_engine, and it is
-        # min(1, cap / ratio).
+        # `ppo_loss` multiplies a weight by ratio = pi / pi_old. The product is to be
+        # min(pi / pi_engine, cap), so the weight is this number divided by ratio. By default
+        # pi_old is pi_engine. Then the weight is 1 until the ratio exceeds the cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
@@ -785,8 +786,7 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     if finite:
         learner.bad_steps = 0
     else:
-        # If only the gradient is not finite, float16 may have overflowed, so the loss scale falls.
-        # In all other cases this counts a bad step.
+        # A gradient that overflowed in float16 lowers the loss scale. Anything else is a bad step.
         learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:
