@@ -379,7 +379,7 @@ class Chat:
         return [*head, *self.encode(text), self.end, *self.encode("\n")]
 
     def opening(self, system: str, user: str) -> list[int]:
-        """Return the tokens of the first prompt, or with context_turns of the start of a prompt."""
+        """Return the tokens of the first prompt. (With context_turns, each prompt begins so.)"""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:

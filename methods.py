@@ -359,8 +359,8 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
 
     A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0.
     Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` does
-    not clip PPO's ratio. The objective is min(pi / pi_engine, importance_cap) * A. The paper has no
-    cap.
+    not clip PPO's ratio. The objective has the value min(pi / pi_engine, importance_cap) * A. Its
+    gradient is this value times grad log pi, so the cap bounds the gradient. The paper has no cap.
 
     The method can have an effect if pi and pi_engine differ: from the second optimizer step on, and
     by rounding in bfloat16 in the first step, too.

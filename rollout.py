@@ -176,8 +176,8 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # In training, an environment avoids the instances of its own evaluation and held-out splits.
-    # Another environment of the run may be the same game with other options. So `also_reserved`
-    # adds the instances of its splits. An environment with too few instances avoids none
+    # `also_reserved` makes it avoid those of the run's other environments, too, because they may be
+    # the same game with other options. An environment with too few instances avoids none
     # (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):

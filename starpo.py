@@ -10,8 +10,9 @@ clipped objective over the response tokens y_t, t = 1..R:
 `ppo_loss` computes L_policy over the R response tokens of a mini-batch. The weight w_t has no
 gradient. It is the product of two weights (methods of other papers add masks). The importance
 weight corrects for the difference between engine and trainer (`importance_weights`). The token
-weight says how tokens are averaged (`token_weights`). By default pi_old is the engine's policy, and
-w_t is min(1, importance_cap / ratio_t). So w_t ratio_t never exceeds the cap.
+weight says how tokens are averaged (`token_weights`). By default the token weight is 1 and pi_old
+is the engine's policy. Then w_t is min(1, importance_cap / ratio_t), so w_t ratio_t never exceeds
+the cap.
 
 The setting `estimator` says what A_t is. gae, bi_level_gae and turn_ppo need a critic.
 

@@ -106,7 +106,8 @@ def train(run: Run, device: torch.device) -> None:
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
         scores = None
-        # every eval_every iterations and after the last one, which the metrics may make this one
+        # Due every eval_every iterations, and after the last iteration. The metrics can end the
+        # run, so only now is it known whether this iteration is the last.
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
@@ -715,9 +716,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # `ppo_loss` multiplies a weight by ratio = pi / pi_old. The product is to be
-        # min(pi / pi_engine, cap), so the weight is this number divided by ratio. By default
-        # pi_old is pi_engine. Then the weight is 1 until the ratio exceeds the cap.
+        # Truncated importance sampling, but the cap is on pi / pi_engine, not pi_old / pi_engine:
+        # weight * ratio = min(pi / pi_engine, cap), with ratio = pi / pi_old. By default pi_old is
+        # pi_engine, so a weight is 1 until the ratio exceeds the cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
