@@ -377,9 +377,10 @@ class Sokoban(Grid):
         return self.words(cell + delta for delta in self.deltas)
 
     def _target_of(self, box: int) -> int:
-        """Return the target that texts name for a box: the target under it or the nearest free one.
+        """Return the target that observations call the target of a box.
 
-        Of targets at the same distance, the target with the lowest cell number is taken.
+        This is the target under the box, or else the nearest free one. Of targets at the same
+        distance, the target with the lowest cell number is taken.
         """
         if box in self.targets:
             return box

@@ -183,16 +183,20 @@ def gigpo_advantages(
 ) -> Tensor:
     """GiGPO's second advantage: compare each turn with the turns of its group in the same state.
 
-    A_k = (G_k - mean G) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
-    over all n turns of the group that start in the state of turn k. F depends on the estimator: the
-    standard deviation of these n returns, plus 1e-6 ("grpo"); 1 ("dr_grpo"); (n - 1) / n ("rloo").
+    A_k = (G_k - mean) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
+    over the n turns of the group that start in the state of turn k. F depends on the estimator:
+
+        grpo     std of these n returns + 1e-6
+        dr_grpo  1
+        rloo     (n - 1) / n
+
     For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the trajectory's advantage, which
     the same estimator computes. All tokens of a turn share its A_k.
 
     The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
     different times of the game are compared. The trajectory's advantage differs from the paper's
-    code. There, a trajectory of n turns enters the mean and std of its group n times. Here it
-    enters once, as in equation 3 of the paper.
+    code. There, a trajectory enters the mean and std of its group once for each of its turns. Here
+    it enters once, as in equation 3 of the paper.
 
     The method has an effect on first turns, because a group has one start state, and on later turns
     that share a state.
@@ -234,9 +238,9 @@ def turn_ppo_advantages(
     and clip are still those of tokens, or of segments with sequence_ratio=True. A turn of L tokens
     counts L times in the policy loss and the value loss.
 
-    The estimator has an effect in every run. turn_gamma and turn_lam matter only in trajectories of
-    two turns or more. With mask_observations=False, a turn begins with the observation before the
-    reply.
+    The method has an effect even in games of one turn, but turn_gamma and turn_lam matter only in
+    games of two turns or more. With mask_observations=False, a turn begins with the observation
+    before the reply.
     Args, returns: as for `starpo.token_gae`.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])

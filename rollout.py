@@ -175,10 +175,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # In training, an environment avoids the instances of its own evaluation and held-out splits.
-    # `also_reserved` makes it avoid those of the run's other environments, too, because they may be
-    # the same game with other options. An environment with too few instances avoids none
-    # (`Env.repeats`).
+    # The instances of the evaluation and held-out splits are reserved: training avoids them. With
+    # `also_reserved`, an environment also avoids the reserved instances of the run's other
+    # environments, because another one may be the same game with other options. An environment
+    # with too few instances avoids none (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.

@@ -106,8 +106,8 @@ def train(run: Run, device: torch.device) -> None:
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
         scores = None
-        # Due every eval_every iterations, and after the last iteration. The metrics can end the
-        # run, so only now is it known whether this iteration is the last.
+        # Due every eval_every iterations, and after the last one. With early_stop, bad metrics can
+        # make this iteration the last one.
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
@@ -155,7 +155,7 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     values = filter_values(config, trajectories, stats)  # (P,)
-    # all groups; with dynamic sampling at most num_groups of them, if possible with variance
+    # The filter sees all groups, but after dynamic sampling only num_groups of them.
     candidates = filter_candidates(config, stats)  # (<= P,)
     kept_groups = select_groups(config, candidates, values, stats)  # (<= P,)
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
@@ -314,7 +314,7 @@ def skipped_update(iteration: int, num_kept: int) -> str:
     """Return the message for an iteration that has no trajectory to train on."""
     reason = "each kept trajectory has a void turn"
     if num_kept == 0:
-        # Each filter strategy keeps a group if any group has variance. So no group had.
+        # Each filter strategy keeps at least one group if any group has variance. So none has.
         reason = "the filter kept no group, because the scores in each group are equal"
     return f"iteration {iteration}: {reason}; update skipped"
 
@@ -415,7 +415,7 @@ def build_experience(
             old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
-    advantages, returns = estimate_advantages(learner, kept, rewards, old_values)  # (R,) each
+    advantages, returns = estimate_advantages(learner, kept, rewards, old_values)
     # filter_loss_scale scales the advantages, but not the entropy bonus, KL loss and value loss.
     advantage_scale = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
     return Experience(
@@ -438,8 +438,9 @@ def logprobs_before_update(
     """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
     By default pi_old is pi_engine, which saves a forward pass. Otherwise pi_old is the trainer's
-    policy before the update, and the importance weights of the loss correct for its difference from
-    pi_engine (except with GSPO, which has no importance weights)."""
+    policy before the update. Then the importance weights of the loss correct for its difference
+    from pi_engine, but not for tokens without a log-prob of the engine, and not with GSPO, which
+    has no such weights."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -538,7 +539,7 @@ def estimate_advantages(
         advantages = advantages + config.state_weight * methods.gigpo_advantages(
             rewards, *counts, group_ids, states, estimator=estimator, gamma=turn_gamma
         )
-    return advantages, returns  # (R,) each
+    return advantages, returns
 
 
 def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
@@ -716,9 +717,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # Truncated importance sampling, but the cap is on pi / pi_engine, not pi_old / pi_engine:
-        # weight * ratio = min(pi / pi_engine, cap), with ratio = pi / pi_old. By default pi_old is
-        # pi_engine, so a weight is 1 until the ratio exceeds the cap.
+        # weight = min(pi / pi_engine, cap) / ratio, where ratio = pi / pi_old. (In papers the cap
+        # is on pi_old / pi_engine instead.) By default pi_old is pi_engine. Then a weight is 1
+        # until the ratio exceeds the cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

@@ -86,7 +86,7 @@ def specs_that_run_programs(text: str) -> list[str]:
 
 
 def _parse_stages(text: str) -> list[Stage]:
-    """The stages of 'MIXTURE @50 > MIXTURE'."""
+    """Read a curriculum, such as 'A @50 > B': A until iteration 50, then B."""
     _check_quotes(text)
     parts = [STAGE.fullmatch(part).groups() for part in split_unquoted(text, ">")]
     ends = [float(end or "inf") for _, end in parts]
