@@ -115,7 +115,14 @@ CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 GIGPO_ESTIMATORS = ("grpo", "dr_grpo", "rloo")  # GiGPO can be added to these
 OTHER_ESTIMATORS = ("reinforce_plus_plus",)  # they need neither a critic nor a group
-WHITENED_ESTIMATORS = (*CRITIC_ESTIMATORS, "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+# The advantages of these are whitened.
+WHITENED_ESTIMATORS = (
+    "gae",
+    "bi_level_gae",
+    "turn_ppo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+)
 Estimator = Literal[(*CRITIC_ESTIMATORS, *GROUP_BASELINE_ESTIMATORS, *OTHER_ESTIMATORS)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 RewardDensity = Literal["native", "sparse", "balanced", "dense", "plan"]

@@ -203,7 +203,7 @@ def gigpo_advantages(
     Args: states, K keys of the states in which the turns start, equal for equal states in a group;
         estimator, see `starpo.group_advantages`; gamma, discount from turn to turn; the others as
         for `starpo.trajectory_advantages`.
-    Returns: (R,), with the dtype of rewards.
+    Returns: (R,), at least float32.
     Source: GiGPO, arXiv 2505.10978, equations 5 to 8 (gamma 0.95, w = 1).
     >>> rewards, group_ids = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])
     >>> options = dict(estimator="dr_grpo", gamma=0.5)

@@ -234,6 +234,7 @@ def trajectory_advantages(
     >>> trajectory_advantages(rewards, [1, 1, 1], [2, 1], group_ids, "dr_grpo").tolist()
     [0.25, 0.25, -0.25]
     """
+    _check_counts(tokens_per_turn, total=len(rewards))
     lengths = _tokens_per_trajectory(tokens_per_turn, turns_per_trajectory)  # B
     scores = segment_sums(rewards, lengths).cpu()  # (B,)
     advantages = group_advantages(scores, group_ids, estimator)  # (B,)
@@ -252,7 +253,7 @@ def turn_advantages(
 
     All tokens of a turn share the result.
     Args: turn_gamma, discount from turn to turn; the others as for `trajectory_advantages`.
-    Returns: advantages (R,), with the dtype of rewards.
+    Returns: advantages (R,), at least float32.
     >>> rewards, group_ids = torch.tensor([0.5, 1.0, 0.0]), torch.tensor([0, 0])
     >>> turn_advantages(rewards, [1, 1, 1], [2, 1], group_ids, "dr_grpo", turn_gamma=1.0).tolist()
     [0.75, 0.0, -0.75]

@@ -531,7 +531,6 @@ def estimate_advantages(
         advantages = starpo.turn_advantages(rewards, *counts, group_ids, estimator, turn_gamma)
     else:
         advantages = starpo.trajectory_advantages(rewards, *counts, group_ids, estimator)
-    # gae, bi_level_gae, turn_ppo, reinforce_plus_plus, reinforce_plus_plus_baseline
     if estimator in WHITENED_ESTIMATORS:
         advantages = starpo.whiten(advantages)
     if config.state_weight:  # GiGPO

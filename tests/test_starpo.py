@@ -1140,6 +1140,7 @@ ERRORS = [
     (lambda: advantages_of(TWO, "grpo", [1, 2], [1, 1]), "sum to 2, got [1, 2]"),
     (lambda: advantages_of(TWO, "grpo", [1, 1], [1, 2]), "sum to 2, got [1, 2]"),
     (lambda: advantages_of(TWO, "ppo", [1, 1], [1, 1]), "no group baseline for estimator 'ppo'"),
+    (lambda: advantages_of(TWO, "grpo", [2, 0], [1, 1]), ">= 1 and sum to 2, got [2, 0]"),
     (lambda: turn_advantages_of(TWO, [1, 2], [1, 1]), "sum to 2, got [1, 2]"),
     (lambda: turn_advantages_of(TWO, [1, 1], [1, 2]), "sum to 2, got [1, 2]"),
     (lambda: returns_of(TWO, [1, 2], [1, 1]), "sum to 2, got [1, 2]"),

@@ -60,8 +60,9 @@ def restore(game: RecordedGame, turn: int) -> RecordedGame:
     """Return a copy of the game as it was before turn number `turn`, counted from 0."""
     trajectory = game.trajectory
     twin = RecordedGame(copy_episode(game.states[turn]), trajectory.seed, member=trajectory.member)
-    twin.open(trajectory.system, trajectory.turns[turn].observation)
+    twin.trajectory.system = trajectory.system
     twin.trajectory.turns = trajectory.turns[:turn]
+    twin.user = trajectory.turns[turn].observation
     twin.states = game.states[:turn]
     return twin
 
