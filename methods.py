@@ -5,7 +5,7 @@ methods here are off by default. The word in brackets is the setting that turns 
 estimator's name. The docstring of a method's first function states its source ("Source") and when
 the method changes anything ("has an effect").
 
-    reward density    spreads the reward of a game over its turns [reward_density]
+    reward density    replaces the rewards of the turns of a game [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
     SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
     GiGPO             compares the turns of a group that start in the same state [state_weight]
@@ -363,8 +363,9 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
 
     A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0.
     Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` does
-    not clip PPO's ratio. The objective has the value min(pi / pi_engine, importance_cap) * A. Its
-    gradient is this value times grad log pi, so the cap bounds the gradient. The paper has no cap.
+    not clip PPO's ratio, but `starpo.importance_weights`, which have no gradient, still cap it. So
+    the objective of a token has the value min(pi / pi_engine, importance_cap) * A, and its gradient
+    is this value times grad log pi. The paper has no cap.
 
     The method can have an effect if pi and pi_engine differ: from the second optimizer step on, and
     by rounding in bfloat16 in the first step, too.

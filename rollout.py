@@ -175,10 +175,9 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # The instances of the evaluation and held-out splits are reserved: training avoids them. With
-    # `also_reserved`, an environment also avoids the reserved instances of the run's other
-    # environments, because another one may be the same game with other options. An environment
-    # with too few instances avoids none (`Env.repeats`).
+    # Training avoids the instances of the evaluation and held-out splits: they are reserved. Two
+    # environments of a run may be the same game with other options, so each one also avoids what
+    # the others reserve. An environment with too few instances avoids none (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -305,7 +304,7 @@ def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Traject
         reply.
     """
     while not rollout.done:
-        # If there is a failure, `execute` returns it, whatever the reply.
+        # If the environment could not start, `execute` returns `failure`, whatever the reply.
         reply = Reply("") if rollout.failure else player(rollout)
         if reply is None:
             rollout.trajectory.status = "out_of_tokens"

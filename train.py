@@ -5,10 +5,10 @@ advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py
 and lists the differences from the StarPO paper (RAGEN, arXiv 2504.20073). `methods.py` has methods
 of other papers. docs/methods.md says how to add an estimator.
 
-Letters of shapes: P groups, B trajectories, K turns and R response tokens of all trajectories
-together. Response tokens are the tokens that the policy sampled. With mask_observations=False, they
-are all tokens after the system message. After the filter, B, K and R count only what was kept. In
-the update, B, K and R are the numbers in one mini-batch or micro-batch.
+Letters of shapes: P groups of N trajectories (group_size); B trajectories, K turns and R response
+tokens in all. Response tokens are the tokens that the policy sampled. With mask_observations=False,
+they are all tokens after the system message. After the filter, B, K and R count only what was kept.
+In the update, B, K and R are the numbers in one mini-batch or micro-batch.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
@@ -154,12 +154,12 @@ def iterate(
     # -- filter: by default, keep the groups whose scores (sums of rewards) vary most
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
-    values = filter_values(config, trajectories, stats)  # (P,)
-    # The filter sees all groups, but after dynamic sampling only num_groups of them.
+    rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
+    # After dynamic sampling the filter sees num_groups of the P groups, otherwise all.
     candidates = filter_candidates(config, stats)  # (<= P,)
-    kept_groups = select_groups(config, candidates, values, stats)  # (<= P,)
+    kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,)
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
-    note_filter(trajectories, values, kept_groups, config.group_size)  # for trajectories.jsonl
+    note_filter(trajectories, rank_by, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
 
     if not config.mask_observations:  # RAGEN v1: observations become response tokens, too
@@ -284,13 +284,13 @@ def filter_candidates(config: Config, stats: GroupStats) -> Tensor:
     return torch.arange(len(stats.std))
 
 
-def select_groups(config: Config, candidates: Tensor, values: Tensor, stats: GroupStats) -> Tensor:
+def select_groups(config: Config, candidates: Tensor, rank_by: Tensor, stats: GroupStats) -> Tensor:
     """Choose the groups to train on with `starpo.filter_groups`.
 
-    Args: candidates: as from `filter_candidates`; values: (P,), by which the filter ranks groups.
+    Args: candidates: as from `filter_candidates`; rank_by: (P,), as from `filter_values`.
     Returns: the indices of the chosen groups (<= P,), ascending."""
     chosen = starpo.filter_groups(
-        values[candidates].double(),
+        rank_by[candidates].double(),
         stats.std[candidates],
         keep=config.filter_keep,
         strategy=config.filter_strategy,
@@ -366,7 +366,7 @@ class Experience:
         return self.select([index for i in trajectory_ids for index in sequences_of[i]])
 
     def tokens_per_trajectory(self) -> list[int]:
-        """Return B counts: the response tokens of each trajectory, in the order of sequences."""
+        """Return B counts: the response tokens of each trajectory. Its sequences are neighbours."""
         counts: dict[int, int] = {}
         for trajectory_id, sequence in zip(self.trajectory_ids, self.sequences, strict=True):
             earlier = counts.get(trajectory_id, 0)
@@ -716,9 +716,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # weight = min(pi / pi_engine, cap) / ratio, where ratio = pi / pi_old. (In papers the cap
-        # is on pi_old / pi_engine instead.) By default pi_old is pi_engine. Then a weight is 1
-        # until the ratio exceeds the cap.
+        # The weight makes weight * ratio = min(pi / pi_engine, cap), where ratio = pi / pi_old. By
+        # default pi_old is pi_engine, so the weight is 1 until the ratio exceeds the cap. (In
+        # papers the cap is on pi_old / pi_engine instead.)
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

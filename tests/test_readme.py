@@ -43,7 +43,9 @@ SHORT = {
 }
 # A command of train, eval or tools.sft is run only if an argument matches TINY.
 TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")
-OPTIONAL = {  # start of an argument -> package that it needs (make test-extras or test-hubs)
+# Start of an argument -> package that it needs. Without the package, the command is skipped.
+# make test-extras and make test-hubs install the packages.
+OPTIONAL = {
     "--env=textworld": "textworld",
     "--env=alfworld": "alfworld",
     "--env=rg:": "reasoning_gym",

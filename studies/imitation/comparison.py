@@ -421,7 +421,7 @@ def world_lines(name: str) -> list[str]:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Format a - b in %. Pairs are equal prompts, and also equal seeds if len(a) == len(b).
+    """Format a - b in %, paired by prompt and, if len(a) == len(b), by seed.
 
     Args: a, b: shares of games won, (seeds, prompts)."""
     if len(a) != len(b):
