@@ -53,10 +53,9 @@ def shape_rewards(
       divided by `max_reward` and capped at 0.99. A success sets it to 1.
     - "balanced": the same progress, but each increase is held back until the next payment. Payments
       are at the second, fourth, ... turn with a positive reward, and at the last turn.
-    - "plan": the decrease of the distance in each turn, divided by the initial distance. The
-      distance is the length of the best plan, and 0 after a success. If there is no plan before
-      the first turn, the initial distance is 1. If there is none after a turn, the distance is then
-      twice the initial one.
+    - "plan": (distance before the turn - distance after it) / initial distance. The distance of a
+      state is the length of its best plan, and 0 after a success. A state without a plan counts as
+      1 if it is the first state, else as twice the initial distance.
 
     The method has an effect on games without an error if reward_density is not "native". If a game
     pays 1 for a success and nothing else, only "plan" changes the rewards.

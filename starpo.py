@@ -189,8 +189,8 @@ def normalize_rewards(
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
     Except with "mean", all rewards of turns are first divided by std + 1e-6, or set to 0 if all
-    scores are equal. Then, with every method, a number is added to the reward of the last turn, so
-    that the rewards of the trajectory sum to its new score.
+    scores are equal. Then, with every method, the difference between the new score and the sum of
+    these rewards is added to the reward of the last turn.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
@@ -569,8 +569,8 @@ def importance_weights(
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL". They
         cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so weight * ratio is at most
-        cap. The cap bounds the loss of a token with A < 0 whose pi grows over the optimizer steps;
-        PPO's clip does not.
+        cap. The reason: PPO's clip sets no bound for a token with A < 0 whose pi grows over the
+        optimizer steps, and this cap bounds its loss.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309

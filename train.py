@@ -155,7 +155,8 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # After dynamic sampling the filter sees num_groups of the P groups, otherwise all.
+    # Dynamic sampling may sample more than num_groups groups. Then the filter sees at most
+    # num_groups of them, otherwise all P.
     candidates = filter_candidates(config, stats)  # (<= P,)
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,)
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
@@ -328,9 +329,8 @@ class Experience:
 
     A sequence is one input of the model. It is a trajectory, unless context_turns limits the turns
     that the policy sees. Then each turn is a sequence, and its prompt repeats the visible turns. A
-    tensor (R,) has one number for each response token of the S sequences, sequence after sequence.
-    A segment, for GSPO and sequence_mask, is a trajectory or a turn (setting `segment`). With
-    context_turns it is always a turn."""
+    tensor (R,) has one number for each response token of the S sequences, one sequence after the
+    other."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
     trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
@@ -338,7 +338,9 @@ class Experience:
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; log pi_engine, or old_logprobs if the engine gave none
     turn_ids: Tensor  # (R,) int64; the turn of each token; turns are numbered over all of `kept`
-    segment_ids: Tensor  # (R,) int64; the segment of each token; numbered likewise
+    # (R,) int64; the segment of each token, for GSPO and sequence_mask: its trajectory or its turn
+    # (setting `segment`), with context_turns always its turn
+    segment_ids: Tensor
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -366,7 +368,9 @@ class Experience:
         return self.select([index for i in trajectory_ids for index in sequences_of[i]])
 
     def tokens_per_trajectory(self) -> list[int]:
-        """Return B counts: the response tokens of each trajectory. Its sequences are neighbours."""
+        """Return B counts: the response tokens of each trajectory, in the order of tensors (R,).
+
+        The sequences of a trajectory are neighbours, so its tokens are one piece of a tensor."""
         counts: dict[int, int] = {}
         for trajectory_id, sequence in zip(self.trajectory_ids, self.sequences, strict=True):
             earlier = counts.get(trajectory_id, 0)
@@ -438,9 +442,9 @@ def logprobs_before_update(
     """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
     By default pi_old is pi_engine, which saves a forward pass. Otherwise pi_old is the trainer's
-    policy before the update. Then the importance weights of the loss correct for its difference
-    from pi_engine, but not for tokens without a log-prob of the engine, and not with GSPO, which
-    has no such weights."""
+    policy before the update, which differs a little from pi_engine. The importance weights in
+    `clipped_loss` correct for this difference. There are two exceptions: tokens without a log-prob
+    of the engine, and GSPO, which has no such weights."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -531,7 +535,7 @@ def estimate_advantages(
         advantages = starpo.turn_advantages(rewards, *counts, group_ids, estimator, turn_gamma)
     else:
         advantages = starpo.trajectory_advantages(rewards, *counts, group_ids, estimator)
-    if estimator in WHITENED_ESTIMATORS:
+    if estimator in WHITENED_ESTIMATORS:  # all but grpo, dr_grpo and rloo
         advantages = starpo.whiten(advantages)
     if config.state_weight:  # GiGPO
         states = [turn.state for trajectory in kept for turn in trajectory.turns]  # K
@@ -716,9 +720,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # The weight makes weight * ratio = min(pi / pi_engine, cap), where ratio = pi / pi_old. By
-        # default pi_old is pi_engine, so the weight is 1 until the ratio exceeds the cap. (In
-        # papers the cap is on pi_old / pi_engine instead.)
+        # Unlike in papers, the cap is on pi / pi_engine, not on pi_old / pi_engine: weight * ratio
+        # = min(pi / pi_engine, cap), with ratio = pi / pi_old. By default pi_old is pi_engine, so
+        # the weight is 1 until the ratio exceeds the cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
@@ -732,7 +736,7 @@ def clipped_loss(
         )
     if config.tv_bound:  # DPPO-TV
         weights = weights * methods.tv_mask(logprobs, rollout_logprobs, advantages, config.tv_bound)
-        clip_low, clip_high = 1.0, float("inf")  # no clip
+        clip_low, clip_high = 1.0, float("inf")  # the range from 1 - 1 to infinity: no clip
     loss, metrics = starpo.ppo_loss(
         logprobs,
         old_logprobs,
