@@ -161,6 +161,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert load_file(file)["policy.weights.w"].tolist() == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_path, monkeypatch):
     synchronized = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

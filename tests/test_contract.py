@@ -322,6 +322,7 @@ def run_tool(*arguments, hash_seed="random"):
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     done = run_tool("examples/my_env.py:Doors")
     lines = done.stdout.splitlines()

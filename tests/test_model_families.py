@@ -190,6 +190,7 @@ def test_the_padding_token_of_smollm2_is_trained(folders):
     assert (sums[0] - sums[1]) / 2e-2 == pytest.approx(slope, rel=0.02)
 
 
+@pytest.mark.slow
 def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch):
     compile_without_compiler(monkeypatch)
     network, tokenizer = load_model(str(folders["qwen3"]))
@@ -203,6 +204,7 @@ def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch)
     assert counters["stats"]["unique_graphs"] == 3
 
 
+@pytest.mark.slow
 def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monkeypatch):
     """Qwen3's norms need seven compiled versions here. Beyond dynamo's recompile limit, a function
     would silently run uncompiled."""

@@ -233,6 +233,7 @@ def test_a_tokenizer_must_give_a_text_back(folder):
 # ---------- code in a folder
 
 
+@pytest.mark.slow
 def test_a_folder_runs_no_code(folder, tmp_path):
     """transformers would take the answer "y" on standard input as consent to run the code."""
     marker = tmp_path / "marker"

@@ -51,6 +51,7 @@ def test_printable_keeps_what_it_is_told():
     assert printable("a\n\x1bb", keep="\n") == "a\n\\x1bb"
 
 
+@pytest.mark.slow
 def test_printable_leaves_nothing_that_a_terminal_obeys():
     text = "".join(map(chr, range(0x110000)))
     shown = printable(text, limit=10**8)

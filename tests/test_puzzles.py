@@ -138,6 +138,7 @@ def is_full_board(cells):
     return all(sorted(unit.tolist()) == [1, 2, 3, 4] for unit in units)
 
 
+@pytest.mark.slow
 def test_full_boards_are_all_boards():
     rows = list(itertools.permutations((1, 2, 3, 4)))
     expected = set()

@@ -221,6 +221,7 @@ def test_two_processes_do_not_write_one_folder(desk, tiny_wheel):
 # ---------- bad input
 
 
+@pytest.mark.slow
 def test_pip_finds_the_wheel_and_checks_its_hash(desk, tiny_wheel, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tiny_wheel.parent))

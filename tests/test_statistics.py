@@ -210,6 +210,7 @@ def check_coverage(grid, num_repeats):
     assert len(typical) == 3
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_true_value():
     check_coverage(COARSE_GRID, num_repeats=500)
 

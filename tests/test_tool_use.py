@@ -255,6 +255,7 @@ def test_names_that_share_all_words(tmp_path):
     assert wanted == {"answer 0", "answer 1", "answer 2"}
 
 
+@pytest.mark.slow
 def test_names_that_a_search_finds():
     rng = np.random.default_rng(0)
     documents = []
