@@ -362,9 +362,9 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
 
     A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0.
     Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` does
-    not clip PPO's ratio, but `starpo.importance_weights`, which have no gradient, still cap it. So
-    the objective of a token has the value min(pi / pi_engine, importance_cap) * A, and its gradient
-    is this value times grad log pi. The paper has no cap.
+    not clip PPO's ratio. `starpo.importance_weights`, which have no gradient, still cap weight *
+    ratio. So the objective of a token has the value min(pi / pi_engine, importance_cap) * A, and
+    its gradient is this value times grad log pi. The paper has no cap.
 
     The method can have an effect if pi and pi_engine differ: from the second optimizer step on, and
     by rounding in bfloat16 in the first step, too.

@@ -176,8 +176,9 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Training avoids the instances of the evaluation and held-out splits: they are reserved. Two
-    # environments of a run may be the same game with other options, so each one also avoids what
-    # the others reserve. An environment with too few instances avoids none (`Env.repeats`).
+    # environments of a run may be one game with different options. Then one could draw what the
+    # other reserves, so each avoids the reserved instances of all. An environment with too few
+    # instances avoids none (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -525,8 +526,9 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Wait only while the engine has nothing to decode. `_record_turn` may give it work, so
-            # each pass asks again.
+            # Record the finished steps. `next_finished` returns None if no step is pending, and it
+            # waits for a pending step only while the engine has nothing to decode. `_record_turn`
+            # may give the engine work, so each pass asks again.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 

@@ -155,9 +155,9 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # Dynamic sampling may sample more than num_groups groups. Then the filter sees at most
-    # num_groups of them, otherwise all P.
-    candidates = filter_candidates(config, stats)  # (<= P,)
+    # The filter sees all P groups. With dynamic sampling P can exceed num_groups; then it sees
+    # num_groups of them, those with variance first.
+    candidates = filter_candidates(config, stats)  # (1 to P,)
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,)
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
     note_filter(trajectories, rank_by, kept_groups, config.group_size)  # for trajectories.jsonl
@@ -279,7 +279,7 @@ def filter_values(config: Config, trajectories: Sequence[Trajectory], stats: Gro
 
 
 def filter_candidates(config: Config, stats: GroupStats) -> Tensor:
-    """Return the indices of the groups that the filter sees, (<= P,) int64, ascending."""
+    """Return the indices of the groups that the filter sees, (1 to P,) int64, ascending."""
     if config.sampling_rounds > 1:  # dynamic sampling can sample more than num_groups groups
         return methods.candidate_groups(stats.std, config.num_groups)
     return torch.arange(len(stats.std))
@@ -443,8 +443,8 @@ def logprobs_before_update(
 
     By default pi_old is pi_engine, which saves a forward pass. Otherwise pi_old is the trainer's
     policy before the update, which differs a little from pi_engine. The importance weights in
-    `clipped_loss` correct for this difference. There are two exceptions: tokens without a log-prob
-    of the engine, and GSPO, which has no such weights."""
+    `clipped_loss` correct for this difference, except for tokens without a log-prob of the engine,
+    and except with GSPO, which has no such weights."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -613,8 +613,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
     A micro-batch divides its losses and metrics by the number of response tokens (for ECHO, of
-    observation tokens) in the whole mini-batch. So those of all micro-batches add up, and the split
-    does not change the gradients.
+    observation tokens) in the whole mini-batch. So the losses and metrics of all micro-batches add
+    up to those of the mini-batch, and the split does not change the gradients.
 
     Returns: the metrics of `policy_loss` and `critic_loss`, summed over the micro-batches of all
         ranks. Of logprob_diff_max it is the maximum."""
@@ -720,9 +720,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # Unlike in papers, the cap is on pi / pi_engine, not on pi_old / pi_engine: weight * ratio
-        # = min(pi / pi_engine, cap), with ratio = pi / pi_old. By default pi_old is pi_engine, so
-        # the weight is 1 until the ratio exceeds the cap.
+        # The weight is min(pi / pi_engine, cap) / ratio, with ratio = pi / pi_old. So the product
+        # weight * ratio never exceeds the cap. (In papers the cap is on pi_old / pi_engine.) By
+        # default pi_old is pi_engine. Then the weight is 1 until the ratio exceeds the cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

@@ -260,8 +260,8 @@ def test_clips_act_on_mismatch_in_the_first_step():
         again = replace(config, **changes, recompute_old_logprobs=True)
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
         # The torch engine returns its log-probs for sequence_mask even if the trainer recomputes
-        # them. vLLM returns none, so the mask compares the policy with itself. Importance weights
-        # depend on the engine's log-probs, too, but sequence_ratio leaves out these weights.
+        # them. vLLM returns none, so the mask compares the policy with itself. sequence_ratio drops
+        # the importance weights, which depend on the engine's log-probs, so it has an effect, too.
         assert inert_settings(again, ["sequence_mask", "sequence_ratio"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
     without_engine = ["sequence_mask", "sequence_ratio"]

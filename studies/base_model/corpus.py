@@ -2,8 +2,9 @@
 
 A document is a dialogue. A pack holds the documents of one forward pass, all of one environment.
 - A drill asks questions about a board, with right answers (drills.py).
-- A game is a dialogue as in RL, with true thoughts and the actions of a good or bad scripted
-  player (tools/crowd.py).
+- A game is a dialogue as in RL, with the actions of a good or bad scripted player (tools/crowd.py;
+  the bandit has a player for each arm). Its thoughts are true. In a tenth of the packs, games have
+  no thoughts.
 
 Training begins with documents of a single question. Without this easy part, a model of this size
 does not learn to read boards.
