@@ -526,9 +526,9 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Record the finished steps. `next_finished` returns None if no step is pending, and it
-            # waits for a pending step only while the engine has nothing to decode. `_record_turn`
-            # may give the engine work, so each pass asks again.
+            # Record the finished steps. Wait for one only while the engine has nothing to decode.
+            # `_record_turn` may give the engine work, so `wait` is computed anew for each step.
+            # None ends the loop: no step is pending, or none has finished and the engine is busy.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 

@@ -601,6 +601,7 @@ def token_weights(
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
     [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
+    # R / B. As a factor of the weights, it turns the denominator R of the loss into B.
     mean_tokens = sum(tokens_per_trajectory) / len(tokens_per_trajectory)
     if aggregation == "token_mean":
         weights = [1.0 for _ in tokens_per_trajectory]

@@ -155,8 +155,8 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # The filter sees all P groups. With dynamic sampling P can exceed num_groups; then it sees
-    # num_groups of them, those with variance first.
+    # Without dynamic sampling, the filter sees all P groups. With it, P can exceed num_groups, and
+    # the filter sees at most num_groups of them, those with variance first.
     candidates = filter_candidates(config, stats)  # (1 to P,)
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,)
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
@@ -720,9 +720,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # The weight is min(pi / pi_engine, cap) / ratio, with ratio = pi / pi_old. So the product
-        # weight * ratio never exceeds the cap. (In papers the cap is on pi_old / pi_engine.) By
-        # default pi_old is pi_engine. Then the weight is 1 until the ratio exceeds the cap.
+        # weight * ratio = min(pi / pi_engine, cap), where ratio = pi / pi_old. By default pi_old is
+        # pi_engine. Then the weight is 1 up to ratio = cap, and cap / ratio above it. (In papers
+        # the cap is on pi_old / pi_engine.)
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
