@@ -416,9 +416,9 @@ class SftConfig(Config):
     sft_batch_size: Count = 16  # demonstrations per step
     sft_lr: NotNegative = 1e-5  # AdamW
     sft_muon_lr: NotNegative = 0.0  # Muon, for matrices of the layers; 0 = AdamW for all parameters
-    # Who plays the demonstrations. shortest: the actions of `Env.demonstrate`, often a shortest
-    # path; most turns have one action; planner: optimal under the limits of the game; crowd: the
-    # players of the tiny model's corpus
+    # Who plays the demonstrations. shortest: the actions of `Env.demonstrate` (often a shortest
+    # path), mostly one a turn; planner: optimal under the limits of the game; crowd: the players of
+    # the tiny model's corpus
     sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
     sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
     sft_demos: Natural = 0  # number of demonstrations, repeated in order; 0 = new ones every step

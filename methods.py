@@ -289,9 +289,9 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     token, so `starpo.importance_weights` is not used with it.
 
     The ratio has an effect from the second optimizer step of an iteration on. In the first step, s
-    is 1 up to rounding. If a bfloat16 engine gives the old log-probs, GSPO has an effect in the
-    first step, too: rounding may take s out of the paper's clip range, 3e-4 below 1 to 4e-4 above
-    1. So config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
+    is nearly 1. There is one exception: if a bfloat16 engine gives the old log-probs, rounding can
+    take s out of the paper's narrow clip range, [1 - 3e-4, 1 + 4e-4], even in the first step. So
+    config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
     This has a price: s then leaves out the difference between engine and trainer, and GSPO has no
     importance weights that correct for it.
 

@@ -175,10 +175,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training avoids the instances of the evaluation and held-out splits: they are reserved. Two
-    # environments of a run may be one game with different options. Then one could draw what the
-    # other reserves, so each avoids the reserved instances of all. An environment with too few
-    # instances avoids none (`Env.repeats`).
+    # Instances of the evaluation and held-out splits are called reserved: training does not draw
+    # them. The environments of `env` and `eval_env` may be one game with different options, and
+    # then one could draw what another reserves. So each environment also avoids the reserved
+    # instances of the others. An environment with too few instances avoids none (`Env.repeats`).
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.

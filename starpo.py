@@ -7,7 +7,8 @@ clipped objective over the response tokens y_t, t = 1..R:
     ratio_t  = pi_theta(y_t | all tokens before it) / pi_old(y_t | all tokens before it)
     L_policy = -1/R sum_t w_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
 
-`ppo_loss` computes L_policy over the R response tokens of a mini-batch. The weight w_t has no
+L_policy is the loss of a mini-batch with R response tokens. A call of `ppo_loss` computes the share
+of one micro-batch: the sum over its tokens, divided by R (num_tokens). The weight w_t has no
 gradient. It is the product of two weights (methods of other papers add masks). The importance
 weight corrects for the difference between engine and trainer (`importance_weights`). The token
 weight says how tokens are averaged (`token_weights`). By default the token weight is 1 and pi_old

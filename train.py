@@ -157,8 +157,8 @@ def iterate(
     rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
     # Without dynamic sampling, the filter sees all P groups. With it, P can exceed num_groups, and
     # the filter sees at most num_groups of them, those with variance first.
-    candidates = filter_candidates(config, stats)  # (1 to P,)
-    kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,)
+    candidates = filter_candidates(config, stats)  # (1 to P,) group numbers
+    kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,) group numbers
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
     note_filter(trajectories, rank_by, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
@@ -720,9 +720,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # weight * ratio = min(pi / pi_engine, cap), where ratio = pi / pi_old. By default pi_old is
-        # pi_engine. Then the weight is 1 up to ratio = cap, and cap / ratio above it. (In papers
-        # the cap is on pi_old / pi_engine.)
+        # The weight has no gradient. It is min(pi / pi_engine, cap) / ratio, where ratio is
+        # pi / pi_old. So weight * ratio never exceeds the cap. By default pi_old is pi_engine, and
+        # the weight is min(1, cap / ratio). (In papers the cap is on pi_old / pi_engine.)
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
