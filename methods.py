@@ -226,9 +226,7 @@ def turn_ppo_advantages(
     values: Tensor,
     tokens_per_turn: list[int],
     turns_per_trajectory: list[int],
-    *,
-    turn_gamma: float,
-    turn_lam: float,
+    discounts: starpo.Discounts,
 ) -> tuple[Tensor, Tensor]:
     """Turn-PPO: GAE over turns. All tokens of a turn share its advantage and its return.
 
@@ -238,20 +236,22 @@ def turn_ppo_advantages(
     counts L times in the policy loss and the value loss.
 
     The method has an effect even in games of one turn, but turn_gamma and turn_lam matter only in
-    games of two turns or more. With mask_observations=False, a turn begins with the observation
-    before the reply.
+    games of two turns or more. It ignores gamma and lam. With mask_observations=False, a turn
+    begins with the observation before the reply.
     Args, returns: as for `starpo.token_gae`.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
-    >>> discounts = dict(turn_gamma=0.5, turn_lam=1.0)
-    >>> turn_ppo_advantages(rewards, values, [2, 2], [2], **discounts)[0].tolist()
+    >>> discounts = starpo.Discounts(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
+    >>> turn_ppo_advantages(rewards, values, [2, 2], [2], discounts)[0].tolist()
     [0.25, 0.25, 0.5, 0.5]
     """
     lengths = torch.tensor(tokens_per_turn)  # (K,)
     turn_starts = lengths.cumsum(0) - lengths  # (K,)
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn)  # (K,)
     turn_values = values[turn_starts]  # (K,)
-    raw, returns = starpo.gae(turn_rewards, turn_values, turns_per_trajectory, turn_gamma, turn_lam)
+    raw, returns = starpo.gae(
+        turn_rewards, turn_values, turns_per_trajectory, discounts.turn_gamma, discounts.turn_lam
+    )
     lengths = lengths.to(raw.device)
     return raw.repeat_interleave(lengths), returns.repeat_interleave(lengths)
 

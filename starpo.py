@@ -218,6 +218,18 @@ def normalize_rewards(
     return rewards
 
 
+class Discounts(NamedTuple):
+    """Discounts (gamma) and lambdas of GAE, all in [0, 1].
+
+    They act from one token to the next: gamma and lam inside a turn, turn_gamma and turn_lam from
+    the last token of a turn to the next turn."""
+
+    gamma: float
+    lam: float
+    turn_gamma: float
+    turn_lam: float
+
+
 def trajectory_advantages(
     rewards: Tensor,
     tokens_per_turn: list[int],
@@ -353,23 +365,19 @@ def token_gae(
     values: Tensor,
     tokens_per_turn: list[int],
     turns_per_trajectory: list[int],
-    *,
-    gamma: float,
-    lam: float,
-    turn_gamma: float,
-    turn_lam: float,
+    discounts: Discounts,
 ) -> tuple[Tensor, Tensor]:
     """GAE over the tokens of each trajectory.
 
     Args: rewards and values (R,) float; tokens_per_turn, K counts that sum to R;
-        turns_per_trajectory, B counts that sum to K; gamma and lam, discount and lambda from token
-        to token of a turn; turn_gamma and turn_lam, from the last token of a turn to the next turn.
+        turns_per_trajectory, B counts that sum to K.
     Returns: advantages (R,), not whitened; returns (R,).
     >>> rewards, values = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 0.0, 0.0])
-    >>> discounts = dict(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
-    >>> token_gae(rewards, values, [2, 1], [2], **discounts)[0].tolist()
+    >>> discounts = Discounts(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
+    >>> token_gae(rewards, values, [2, 1], [2], discounts)[0].tolist()
     [0.5, 0.5, 1.0]
     """
+    gamma, lam, turn_gamma, turn_lam = discounts
     lengths = _tokens_per_trajectory(tokens_per_turn, turns_per_trajectory)  # B
     token_gamma = _for_each_token(rewards, tokens_per_turn, gamma, turn_gamma)  # (R,)
     token_lam = _for_each_token(rewards, tokens_per_turn, lam, turn_lam)  # (R,)
@@ -381,11 +389,7 @@ def bi_level_gae(
     values: Tensor,
     tokens_per_turn: list[int],
     turns_per_trajectory: list[int],
-    *,
-    gamma: float,
-    lam: float,
-    turn_gamma: float,
-    turn_lam: float,
+    discounts: Discounts,
 ) -> tuple[Tensor, Tensor]:
     """GAE over the turns of each trajectory, then over the tokens of each turn.
 
@@ -398,10 +402,11 @@ def bi_level_gae(
     Returns: advantages (R,), not whitened; returns (R,).
     Source: RAGEN's compute_bi_level_gae_advantage_return.
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5, 0.5])
-    >>> discounts = dict(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
-    >>> bi_level_gae(rewards, values, [2, 2], [2], **discounts)[0].tolist()
+    >>> discounts = Discounts(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
+    >>> bi_level_gae(rewards, values, [2, 2], [2], discounts)[0].tolist()
     [0.25, 0.25, 0.5, 0.5]
     """
+    gamma, lam, turn_gamma, turn_lam = discounts
     turn_ends = torch.tensor(tokens_per_turn).cumsum(0) - 1  # (K,)
     turn_rewards = segment_sums(rewards, tokens_per_turn)  # (K,)
     turn_values = values[turn_ends]  # (K,)
@@ -429,10 +434,10 @@ def whiten(x: Tensor) -> Tensor:
     return centred.to(x.dtype)
 
 
-def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> Tensor:
-    """Sum the discounted rewards from each step to the end of its trajectory.
+def returns_to_go(rewards: Tensor, counts: list[int], gamma: float) -> Tensor:
+    """Sum the discounted rewards from each turn to the end of its trajectory.
 
-    Args: counts: the number of steps (tokens or turns) of each trajectory.
+    Args: rewards: (K,), of turns; counts: the number of turns of each trajectory.
     >>> returns_to_go(torch.tensor([1.0, 2.0, 4.0]), [2, 1], gamma=0.5).tolist()
     [2.0, 2.0, 4.0]
     """
@@ -443,21 +448,20 @@ def token_returns(
     rewards: Tensor,
     tokens_per_turn: list[int],
     turns_per_trajectory: list[int],
-    *,
-    gamma: float,
-    turn_gamma: float,
+    discounts: Discounts,
 ) -> Tensor:
     """Sum the discounted rewards from each token to the end of its trajectory.
 
+    This is GAE without a critic and with lambdas of 1, so the lambdas of `discounts` do not matter.
     Args: as for `token_gae`. Returns: (R,), not whitened.
     Source: REINFORCE++, arXiv 2501.03262.
-    >>> rewards = torch.tensor([0.0, 0.0, 1.0])
-    >>> token_returns(rewards, [2, 1], [2], gamma=1.0, turn_gamma=0.5).tolist()
+    >>> discounts = Discounts(gamma=1.0, lam=0.0, turn_gamma=0.5, turn_lam=0.0)
+    >>> token_returns(torch.tensor([0.0, 0.0, 1.0]), [2, 1], [2], discounts).tolist()
     [0.5, 0.5, 1.0]
     """
-    lengths = _tokens_per_trajectory(tokens_per_turn, turns_per_trajectory)  # B
-    token_gamma = _for_each_token(rewards, tokens_per_turn, gamma, turn_gamma)  # (R,)
-    return returns_to_go(rewards, lengths, token_gamma)
+    values = torch.zeros_like(rewards)  # (R,)
+    discounts = discounts._replace(lam=1.0, turn_lam=1.0)
+    return token_gae(rewards, values, tokens_per_turn, turns_per_trajectory, discounts)[0]
 
 
 def _tokens_per_trajectory(

@@ -517,20 +517,17 @@ def estimate_advantages(
     turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]  # B
     counts = (count_tokens_per_turn(kept), turns_per_trajectory)  # K and B numbers
     group_ids = group_ids_of(kept, config)  # (B,)
-    gamma, turn_gamma = config.gamma, config.turn_gamma
-    turn_discounts = dict(turn_gamma=turn_gamma, turn_lam=config.turn_lam)
-    discounts = dict(gamma=gamma, lam=config.lam, **turn_discounts)
+    turn_gamma = config.turn_gamma
+    discounts = starpo.Discounts(config.gamma, config.lam, turn_gamma, config.turn_lam)
     returns = None
     if estimator == "gae":
-        advantages, returns = starpo.token_gae(rewards, values, *counts, **discounts)
+        advantages, returns = starpo.token_gae(rewards, values, *counts, discounts)
     elif estimator == "bi_level_gae":
-        advantages, returns = starpo.bi_level_gae(rewards, values, *counts, **discounts)
+        advantages, returns = starpo.bi_level_gae(rewards, values, *counts, discounts)
     elif estimator == "turn_ppo":
-        advantages, returns = methods.turn_ppo_advantages(
-            rewards, values, *counts, **turn_discounts
-        )
+        advantages, returns = methods.turn_ppo_advantages(rewards, values, *counts, discounts)
     elif estimator == "reinforce_plus_plus":
-        advantages = starpo.token_returns(rewards, *counts, gamma=gamma, turn_gamma=turn_gamma)
+        advantages = starpo.token_returns(rewards, *counts, discounts)
     elif config.turn_level:
         advantages = starpo.turn_advantages(rewards, *counts, group_ids, estimator, turn_gamma)
     else:

@@ -273,15 +273,14 @@ def test_turn_ppo_by_hand():
     """Two turns have V = 1 and 2 at their first tokens. Values of other tokens must not count."""
     rewards = torch.tensor([0.5, 0.0, 0.0, 0.0, 4.0], dtype=torch.float64)
     values = torch.tensor([1.0, 7.0, 2.0, 8.0, 9.0], dtype=torch.float64)
-    found, returns = methods.turn_ppo_advantages(
-        rewards, values, [2, 3], [2], turn_gamma=0.5, turn_lam=0.5
-    )
+    # gamma and lam of 9 must not count
+    discounts = starpo.Discounts(gamma=9.0, lam=9.0, turn_gamma=0.5, turn_lam=0.5)
+    found, returns = methods.turn_ppo_advantages(rewards, values, [2, 3], [2], discounts)
     # Advantage of turn 2: 4 - 2 = 2. Turn 1: delta 0.5 + 0.5 * 2 - 1 = 0.5, so 0.5 + 0.25 * 2 = 1.
     assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
     assert returns.tolist() == [2.0, 2.0, 4.0, 4.0, 4.0]
-    discounts = dict(turn_gamma=0.5, turn_lam=0.5)
     whitened, same_returns = estimate(
-        rewards, values, [2, 3], [2], estimator="turn_ppo", **discounts
+        rewards, values, [2, 3], [2], estimator="turn_ppo", **discounts._asdict()
     )
     torch.testing.assert_close(whitened, (found - 1.6) / found.std())
     assert torch.equal(returns, same_returns)
@@ -292,8 +291,9 @@ def test_turn_ppo_equals_a_slow_loop(seed):
     batch = random_batch(seed)
     rewards = on_last_tokens(batch["rewards"], batch["tokens"])
     values = torch.randn(len(rewards), generator=torch.Generator().manual_seed(seed)).double()
+    discounts = starpo.Discounts(gamma=1.0, lam=1.0, turn_gamma=0.99, turn_lam=0.9)
     found, returns = methods.turn_ppo_advantages(
-        rewards, values, batch["tokens"], batch["turns"], turn_gamma=0.99, turn_lam=0.9
+        rewards, values, batch["tokens"], batch["turns"], discounts
     )
     first = [sum(batch["tokens"][:turn]) for turn in range(len(batch["tokens"]))]
     value_of = [values[i].item() for i in first]

@@ -613,9 +613,9 @@ def test_bi_level_gae_by_hand():
     # The second turn has A = 1 - 3 = -2 and return 1.
     # The first turn has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return 0.5.
     # The tokens, the last first, have A = -2, 0.5 - 2 = -1.5, 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
-    options = dict(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
+    discounts = starpo.Discounts(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     advantages, returns = starpo.bi_level_gae(
-        doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], **options
+        doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], discounts
     )
     close(advantages, [-0.75, -1.5, -2])
     close(returns, [0.25, 0.5, 1])
@@ -1170,7 +1170,7 @@ def turn_advantages_of(rewards, *counts):
 
 
 def returns_of(rewards, *counts):
-    return starpo.token_returns(rewards, *counts, gamma=1.0, turn_gamma=1.0)
+    return starpo.token_returns(rewards, *counts, starpo.Discounts(1.0, 1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize("call, message", ERRORS)
