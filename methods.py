@@ -189,8 +189,8 @@ def gigpo_advantages(
         dr_grpo  1
         rloo     (n - 1) / n
 
-    For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the trajectory's advantage, which
-    the same estimator computes. All tokens of a turn share its A_k.
+    For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the advantage of the same estimator
+    for the trajectory or, with turn_level, for the turn. All tokens of a turn share its A_k.
 
     The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
     different times of the game are compared. The trajectory's advantage differs from the paper's
@@ -233,11 +233,11 @@ def turn_ppo_advantages(
     A turn is one step. Its reward is the sum of the rewards of its tokens. Its value is V at its
     first token, where the critic sees the new observation, but nothing of the reply. PPO's ratio
     and clip are still those of tokens, or of segments with sequence_ratio=True. A turn of L tokens
-    counts L times in the policy loss and the value loss.
+    counts L times (apart from `starpo.token_weights`) in the policy loss and the value loss.
 
     The method has an effect even in games of one turn, but turn_gamma and turn_lam matter only in
     games of two turns or more. It ignores gamma and lam. With mask_observations=False, a turn
-    begins with the observation before the reply.
+    begins with its observation, so V at its first token has not seen the whole observation.
     Args, returns: as for `starpo.token_gae`.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])

@@ -48,8 +48,9 @@ Differences from the paper and from RAGEN's code:
 - By default the loss of a mini-batch is a mean over its response tokens. The paper averages within
   each trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the
   loss.
-- GAE steps from the last token of a turn directly to the first token of the next turn. RAGEN v1
-  steps through the observation between them, with values of 0.
+- By default `token_gae` steps from the last token of a turn directly to the first token of the next
+  turn (with mask_observations=False, through the observation). RAGEN v1 steps through the
+  observation, with values of 0.
 - The reward of a turn is on its last token, and the lengths of turns say which token this is. RAGEN
   takes each token with a nonzero reward as the end of a turn, so it misses turns with reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
@@ -221,8 +222,7 @@ def normalize_rewards(
 class Discounts(NamedTuple):
     """Discounts (gamma) and lambdas of GAE, all in [0, 1].
 
-    They act from one token to the next: gamma and lam inside a turn, turn_gamma and turn_lam from
-    the last token of a turn to the next turn."""
+    gamma and lam act from token to token of a turn, turn_gamma and turn_lam from turn to turn."""
 
     gamma: float
     lam: float
@@ -295,7 +295,7 @@ def group_advantages(scores: Tensor, group_ids: Tensor, estimator: str) -> Tenso
     if estimator == "grpo":
         centred = centred / (std + 1e-6)
     elif estimator == "rloo":
-        # s - (mean of the other scores) = (s - mean) * N / (N - 1)
+        # s - (mean of the other scores) = (s - mean) * count / (count - 1)
         centred = centred * count / (count - 1).clamp(min=1)
     elif estimator in ("dr_grpo", "reinforce_plus_plus_baseline"):
         pass  # s - mean is their advantage
@@ -313,10 +313,10 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over the steps of each piece, such as a trajectory.
 
-    A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
+    A_t = delta_t + gamma_t lam_t A_{t+1}, delta_t = r_t + gamma_t V_{t+1} - V_t. V is 0 after the
     last step of a piece, even if a limit ended the trajectory. The critic can foresee the limits on
     turns and actions, because the prompt shows how many are left. It cannot foresee
-    max_context_tokens. Each estimator with a critic has its own steps and pieces:
+    max_context_tokens. The steps and pieces of the estimators with a critic:
 
     token_gae                  steps are tokens, pieces are trajectories
     bi_level_gae, first pass   steps are turns, pieces are trajectories
@@ -419,8 +419,8 @@ def bi_level_gae(
 def whiten(x: Tensor) -> Tensor:
     """Shift x to mean 0 and scale it to (unbiased) standard deviation 1.
 
-    Args: x (R,) float, advantages of all kept response tokens of an iteration, of all ranks.
-    Returns: (R,), (x - mean) / (std + 1e-8), or x - mean if R < 2 or x has no variance.
+    Args: x (R,) float, advantages of all kept response tokens of an iteration, equal on all ranks.
+    Returns: (R,), (x - mean) / (std + 1e-8), or x - mean if R < 2 or std <= 1e-6 max |x|.
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 7.
     >>> whiten(torch.tensor([1.0, 2.0, 3.0])).tolist()
     [-1.0, 0.0, 1.0]

@@ -128,7 +128,7 @@ def train(run: Run, device: torch.device) -> None:
 def iterate(
     learner: Learner, engine: Engine, chat: Chat, history: Sequence[dict]
 ) -> tuple[dict, list[Trajectory]]:
-    """Do one round of rollout and update.
+    """Do one iteration: rollouts, filter, advantages and update.
 
     Args: history: metrics of earlier iterations, for the moving averages of `measure_collapse`.
     Returns: metrics by name (a metric is None if it was not measured); the trajectories of groups
@@ -719,7 +719,7 @@ def clipped_loss(
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         # The weight has no gradient. It is min(pi / pi_engine, cap) / ratio, where ratio is
         # pi / pi_old. So weight * ratio never exceeds the cap. By default pi_old is pi_engine, and
-        # the weight is min(1, cap / ratio). (In papers the cap is on pi_old / pi_engine.)
+        # the weight is min(1, cap / ratio). (Yao et al. 2025 cap pi_old / pi_engine.)
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
