@@ -205,8 +205,8 @@ class Episode:
         # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # All games of an environment share one system message. So it lists the actions only if the
-        # class names them. Bandit's class names none, because each of its games draws its own.
+        # All games of an environment share one system message. So it lists the actions only if
+        # they are an attribute of the environment's class. Each game of Bandit draws its own.
         class_has_actions = bool(type(self.env).actions)
         names = f"Actions: {', '.join(self.env.actions)}. " if class_has_actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."

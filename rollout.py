@@ -526,9 +526,8 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Record the finished steps. Wait for one only while the engine has nothing to decode.
-            # `_record_turn` may give the engine work, so `wait` is computed anew for each step.
-            # None ends the loop: no step is pending, or none has finished and the engine is busy.
+            # Record the steps that have finished. While the engine has nothing to decode, also wait
+            # for pending steps, until a recorded step gives the engine work.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 

@@ -49,8 +49,8 @@ Differences from the paper and from RAGEN's code:
   each trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the
   loss.
 - By default `token_gae` steps from the last token of a turn directly to the first token of the next
-  turn (with mask_observations=False, through the observation). RAGEN v1 steps through the
-  observation, with values of 0.
+  turn. RAGEN v1 steps through the observation between them, with values of 0. This code does so
+  with mask_observations=False, but with the critic's values.
 - The reward of a turn is on its last token, and the lengths of turns say which token this is. RAGEN
   takes each token with a nonzero reward as the end of a turn, so it misses turns with reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
@@ -191,8 +191,8 @@ def normalize_rewards(
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
     Except with "mean", all rewards of turns are first divided by std + 1e-6, or set to 0 if all
-    scores are equal. Then, with every method, the difference between the new score and the sum of
-    these rewards is added to the reward of the last turn.
+    scores are equal. Then, with every method, the reward of each trajectory's last turn is changed
+    so that its rewards sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.

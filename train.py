@@ -140,8 +140,7 @@ def iterate(
     sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
 
-    # -- drop the groups in which a trajectory ended in an error; stop the run if too many did, or
-    # if no group is left
+    # -- drop the groups with an error; too many errors, or no group left, stop the run
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
@@ -172,6 +171,7 @@ def iterate(
         experience = build_experience(learner, kept, kept_fraction)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
         to_train = list(range(len(kept)))
+        # In a void turn no action was executed.
         if config.drop_void:  # SimpleTIR; only here, because the advantages need whole groups
             to_train = methods.without_void_turns([t.has_void_turn for t in kept])
         if to_train:
@@ -450,8 +450,8 @@ def logprobs_before_update(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    # The trainer computes the old log-probs in three cases: recompute_old_logprobs=True,
-    # mask_observations=False, or a KL in the reward.
+    # The trainer computes the old log-probs in three cases: recompute_old_logprobs=True (vLLM then
+    # gives no log-probs), mask_observations=False, or a KL in the reward.
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
@@ -609,9 +609,10 @@ def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[n
 def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
-    A micro-batch divides its losses and metrics by the number of response tokens (for ECHO, of
-    observation tokens) in the whole mini-batch. So the losses and metrics of all micro-batches add
-    up to those of the mini-batch, and the split does not change the gradients.
+    A micro-batch divides its losses and metrics by the number of response tokens in the whole
+    mini-batch. (ECHO, a cross-entropy on observation tokens, divides by their number instead.) So
+    the losses and metrics of all micro-batches add up to those of the mini-batch, and the split
+    does not change the gradients.
 
     Returns: the metrics of `policy_loss` and `critic_loss`, summed over the micro-batches of all
         ranks. Of logprob_diff_max it is the maximum."""
@@ -717,9 +718,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # The weight has no gradient. It is min(pi / pi_engine, cap) / ratio, where ratio is
-        # pi / pi_old. So weight * ratio never exceeds the cap. By default pi_old is pi_engine, and
-        # the weight is min(1, cap / ratio). (Yao et al. 2025 cap pi_old / pi_engine.)
+        # The weight has no gradient. With it, weight * ratio is min(pi / pi_engine, cap), where
+        # ratio is pi / pi_old. By default pi_old is pi_engine, so the weight is 1 until the ratio
+        # exceeds the cap. (Yao et al. 2025 cap pi_old / pi_engine.)
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
