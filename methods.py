@@ -3,7 +3,8 @@
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
 methods here are off by default. The word in brackets is the setting that turns a method on, or the
 estimator's name. The docstring of a method's first function states its source ("Source") and when
-the method changes anything ("has an effect"). docs/methods.md says where a new estimator goes.
+the method changes anything ("has an effect" or "can have an effect"). docs/methods.md says where a
+new estimator goes.
 
     reward density    replaces the rewards of the turns of a game [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]

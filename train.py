@@ -450,8 +450,9 @@ def logprobs_before_update(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    # The trainer computes the old log-probs in three cases: recompute_old_logprobs=True (vLLM then
-    # gives no log-probs), mask_observations=False, or a KL in the reward.
+    # The trainer computes the old log-probs in three cases: recompute_old_logprobs=True,
+    # mask_observations=False, or a KL in the reward. In the first case vLLM is not asked for
+    # log-probs, so no importance weight corrects for it.
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
@@ -718,9 +719,10 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # The weight has no gradient. With it, weight * ratio is min(pi / pi_engine, cap), where
-        # ratio is pi / pi_old. By default pi_old is pi_engine, so the weight is 1 until the ratio
-        # exceeds the cap. (Yao et al. 2025 cap pi_old / pi_engine.)
+        # Yao et al. 2025 cap the weight, pi_old / pi_engine. Here the cap is on weight * ratio,
+        # where ratio is pi / pi_old: the product is min(pi / pi_engine, cap). The weight has no
+        # gradient. By default pi_old is pi_engine, and the weight is 1 until the ratio exceeds the
+        # cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

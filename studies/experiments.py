@@ -49,7 +49,8 @@ class Experiment:
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
     curves: dict[str, Curve]  # label -> curve; a label begins with the environment
     scales: tuple[str, ...] = ("tiny", "full")  # keys of SCALES, the default first
-    files: str = ""  # path of its table in studies/ without .md; '' = papers/NAME
+    # The table is studies/{files}.md, the picture .png. '' = papers/ and the key in EXPERIMENTS.
+    files: str = ""
 
 
 class Seconds(NamedTuple):

@@ -155,8 +155,8 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
 
     "demonstrations" counts each demonstration once, "times shown" each time that SFT trains on it.
     "instances" counts the initial states, one for each group. "tokens, expert" counts the tokens of
-    replies that SFT trains on, "tokens, policy" the tokens of replies in rollouts. The CPU times do
-    not include evaluations.
+    replies that SFT trains on, "tokens, policy" the tokens of replies in rollouts (further rounds
+    of dynamic sampling are left out). The CPU times do not include evaluations.
     """
     shown = 0
     different = 0

@@ -1,4 +1,4 @@
-"""Tests of the examples in docs/environments.md: examples/my_env.py and worlds/guess.py."""
+"""Tests of the examples in docs/environments.md: my_env.py, my_data.jsonl and worlds/guess.py."""
 
 import ast
 import importlib
@@ -62,6 +62,27 @@ def test_the_commands_of_the_template_work_as_they_stand(tmp_path, monkeypatch, 
         out = capsys.readouterr().out
         assert ("warning: only 0 % of the replies are valid" in out) == (script == "tools.sft")
     assert (tmp_path / "out/doors/policy/config.json").is_file()
+
+
+def test_every_question_of_the_example_data_can_be_answered():
+    env = make_env(f"own_data:file={ROOT / 'examples/my_data.jsonl'}")
+    num_calls = {}
+    observations = {}
+    for seed in range(200):
+        question = env.reset(seed)
+        num_calls[question] = 0
+        while not env.terminated:
+            step = env.step(env.plan(1, 8)[0])
+            num_calls[question] += 1
+            observations.setdefault(question, []).append(step.observation)
+        assert step.success and step.reward == 1
+    assert len(num_calls) == 12
+    # one search and the answer, but for the three questions with "steps"
+    assert sorted(num_calls.values()) == [2] * 9 + [3, 4, 4]
+    seen = observations["What is the price of the red mug with delivery?"]
+    assert "red mug: price 9, material clay." in seen[0]
+    assert "Delivery: Delivery takes four days and costs 6." in seen[1]
+    assert seen[2].endswith("9 + 6 = 15.")
 
 
 def test_gymnasium_takes_the_game():

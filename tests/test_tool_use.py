@@ -1,4 +1,4 @@
-"""Tests of tool_use.py and documents.py: tasks by hand, search, a user's files."""
+"""Tests of tool_use.py and documents.py: games worked out by hand, the search, users' files."""
 
 from configurator import load_config
 

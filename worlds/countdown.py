@@ -133,8 +133,8 @@ def _value(node: ast.expr) -> Fraction:
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
     """Join any two of the parts by + - * /. A part is the (value, text) of an expression.
 
-    Returns: the new lists of parts, in every order of the other parts, for each join whose value is
-        a whole number above 0.
+    Returns: for each join whose value is a whole number above 0, the new list of parts: the join,
+        then the other parts. There is one such list for each order of the other parts.
     """
     results = []
     for (x, left), (y, right), *rest in permutations(parts):

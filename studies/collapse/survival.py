@@ -122,7 +122,7 @@ def is_alive(row: Row, starpo: Row) -> bool:
 def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
     """Judge how well a sign of collapse predicts the collapses of these runs.
 
-    Args: sign: None judges the first warning that each run printed."""
+    Args: sign: if it is None, the first warning that each run printed is judged instead."""
     verdict = Verdict()
     for row in rows:
         begun = beginnings(row, sign) if sign else first_warning(row)
