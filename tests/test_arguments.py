@@ -152,7 +152,7 @@ def test_what_supervised_learning_cannot_do_is_refused():
 def test_without_arguments_the_files_are_listed(run_without_torch, command):
     done = run_without_torch(command)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    names = "bandit_grpo, bandit_ppo, cliff_walking_grpo, countdown_grpo"
+    names = "bandit_grpo, bandit_ppo, cliff_walking_grpo, countdown_ppo"
     assert f"NAME is one of {names}" in done.stderr and "asking the" not in done.stderr
 
 

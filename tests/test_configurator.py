@@ -24,9 +24,9 @@ from support.run import describe
 from support.terminal import help_text, setting_help
 
 ROOT = Path(configurator.__file__).resolve().parent
-WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
+WORLDS = ("bandit", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
-EXPERIMENTS += ["guess_grpo", "household_ppo", "quest_ppo", "repair_grpo"]
+EXPERIMENTS += ["countdown_ppo", "guess_grpo", "household_ppo", "quest_ppo", "repair_grpo"]
 EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo", "tools_fetch_grpo"]
 EXPERIMENTS += ["guess_number_grpo", "spell_grpo", "cliff_walking_grpo"]
 ENVS = {  # start of a config file's name -> its environment, where they differ
