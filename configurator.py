@@ -88,7 +88,7 @@ def describe_line_error(error: Exception) -> str:
 
 
 class Legal(NamedTuple):
-    """The legal values of a number, in words and as a test. LARGEST has upper limits."""
+    """The legal values of a numeric setting, in words and as a test. LARGEST has upper limits."""
 
     words: str
     test: Callable[[float], bool]
@@ -109,7 +109,8 @@ Penalty = Annotated[float, Legal("between -1000000 and 0", lambda x: -1e6 <= x <
 Cap = Annotated[float, Legal("1 or more", lambda x: x >= 1)]
 DualClip = Annotated[float, Legal("0, or more than 1", lambda x: x == 0 or x > 1)]
 
-# The estimators of `train.estimate_advantages`. A new estimator needs its name in a tuple below.
+# The estimators of `train.estimate_advantages`. Add the name of a new estimator to one of the
+# tuples CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS and OTHER_ESTIMATORS.
 CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
 # These compare the scores inside a group.
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
@@ -137,12 +138,12 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum",
 
 @dataclass(frozen=True)
 class Config:
-    """The settings, with the defaults of the StarPO paper (arXiv 2504.20073) where it has them."""
+    """The settings. Where the StarPO paper (arXiv 2504.20073) has a value, it is the default."""
 
     # -- run
-    # folder of the run; '' = out/NAME after the first config file NAME.py, or out/NAME-METHOD if
-    # files of config/methods or config/envs follow. If seed > 0, _s<seed> is added, unless the
-    # command line gives out_dir. For '', SFT adds _sft
+    # folder of the run; '' = out/NAME, where NAME.py is the first config file. Each further file in
+    # config/methods or config/envs adds its name: out/NAME-METHOD. If seed > 0, _s<seed> is added,
+    # unless the command line gives out_dir. If out_dir is given nowhere, tools.sft adds _sft
     out_dir: str = ""
     seed: Natural = 0  # every random stream of training derives from it
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
@@ -150,17 +151,19 @@ class Config:
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
     grace_s: Seconds = 60.0  # seconds that an iteration may still take after a stop signal
-    # N: trajectories.jsonl records the first iteration, every N-th one and each evaluated one, up
-    # to 64 MB a run; 0 = none. Each time it records enough whole groups for 32 trajectories
+    # iterations between records in trajectories.jsonl (up to 64 MB a run); 0 = none. The first and
+    # each evaluated iteration are recorded, too. A record has 32 trajectories, rounded up to
+    # whole groups
     sample_every: Natural = 2
     wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
     num_threads: Natural = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
 
     # -- environment
-    # 'name:key=value,...'; 'A + 2*B' mixes groups 1:2; 'A @50 > B' is A for 50 iterations, then B
+    # 'name:key=value,...'; 'A + 2*B' draws A for 1/3 of the groups and B for 2/3; 'A @50 > B' is A
+    # for 50 iterations, then B
     env: str = "frozenlake"
-    eval_env: str = ""  # environments to evaluate in: 'A + B'; '' = those of env's last stage
+    eval_env: str = ""  # environments to evaluate in: 'A + B'; '' = those of env (after its last >)
     observation: Literal["grid", "coord", "relations"] = "grid"  # form of the observations
     # True: a reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
     think: bool = True
@@ -170,8 +173,8 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # weight of a turn's bonus max(0, S - F) / N: the thought states S of the N facts about the
-    # state, and has F false sentences
+    # weight of the bonus max(0, S - F) / N of a turn. N is the number of facts about the state. The
+    # thought of the turn states S of these facts, and has F false sentences
     think_reward: NotNegative = 0.0
 
     # -- model
@@ -184,14 +187,14 @@ class Config:
     # -- rollout
     engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch
     engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: the same as dtype
-    num_groups: Count = 8  # P, initial states in an iteration
-    group_size: Count = 16  # N, trajectories from each initial state
-    # DAPO: maximum number of sampling rounds; no more follow once num_groups groups have variance
+    num_groups: Count = 8  # number of groups in an iteration (P); a group has one initial state
+    group_size: Count = 16  # number of trajectories in a group (N)
+    # DAPO: maximum number of sampling rounds; sampling ends once num_groups groups have variance
     sampling_rounds: Count = 1
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
-    # maximum number of tokens of a trajectory (with context_turns, of a turn), prompts included;
-    # >= max_response_tokens
+    # maximum number of tokens of a trajectory, prompts included; >= max_response_tokens. With
+    # context_turns it is the maximum of a turn, whose prompt repeats the turns that the policy sees
     max_context_tokens: Count = 3600
     max_running: Count = 128  # maximum number of trajectories in the engine at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
@@ -202,14 +205,15 @@ class Config:
     # -- StarPO
     estimator: Estimator = "gae"  # advantage estimator; gae, bi_level_gae, turn_ppo train a critic
     turn_level: bool = False  # True: groups compare returns-to-go of turns, not trajectory scores
-    state_weight: NotNegative = 0.0  # GiGPO: weight of advantages comparing turns in equal states
+    # GiGPO: weight of a second advantage, which compares turns that start in the same state
+    state_weight: NotNegative = 0.0
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
     turn_gamma: Fraction = 1.0  # discount from turn to turn
     turn_lam: Fraction = 1.0  # lambda of GAE from turn to turn
     # normalisation of the kept trajectories' scores
     reward_norm: Literal["none", "mean", "mean_std", "asym_clip"] = "none"
-    # trajectories that share a mean and a standard deviation
+    # reward_norm takes mean and std over a group, over the batch, or over trajectories of one env
     reward_norm_over: Literal["group", "batch", "env"] = "group"
     filter_strategy: FilterStrategy = "fraction"  # rule by which the filter keeps groups
     # number for filter_strategy: the fraction (1.0 = no filter), the count, or p
@@ -217,28 +221,29 @@ class Config:
     filter_by: FilterBy = "reward_std"  # the filter ranks groups by this value
     filter_smallest: bool = False  # True: keep the groups with the smallest values
     filter_zero_std: bool = False  # True: also rank groups in which all scores are equal
-    # factor of the advantages; linear: the fraction of kept groups; sqrt: its square root
+    # advantages are multiplied by the fraction of kept groups (linear) or its square root (sqrt)
     filter_loss_scale: Literal["none", "linear", "sqrt"] = "none"
     clip_low: BelowOne = 0.2  # PPO's ratio is clipped from below at 1 - clip_low
     clip_high: Positive = 0.28  # PPO's ratio is clipped from above at 1 + clip_high
-    dual_clip: DualClip = 0.0  # limits the loss of tokens with A < 0 to dual_clip * |A|; 0 = none
+    dual_clip: DualClip = 0.0  # limits the loss of tokens with A < 0 to dual_clip * |A|; 0 = off
     aggregation: Aggregation = "token_mean"  # how token losses are averaged
     # True: the trainer computes the old log-probs; vLLM is not asked for log-probs
     recompute_old_logprobs: bool = False
-    # TIS (truncated importance sampling): largest ratio pi / pi_engine of a token
+    # TIS (truncated importance sampling): pi / pi_engine of each token is capped at this number
     importance_cap: Cap = 2.0
     # IcePop: tokens whose pi / pi_engine is below this or above importance_cap are dropped; 0 = TIS
     importance_floor: Fraction = 0.0
     sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a segment's ratios
     # drop segments with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
     sequence_mask: BelowOne = 0.0
-    # unit of sequence_ratio and sequence_mask; the papers call it a sequence
+    # what a segment is, for sequence_ratio and sequence_mask; the papers call segments sequences
     segment: Literal["trajectory", "turn"] = "trajectory"
-    # DPPO-TV: how far a token's probability may move in the direction of A; 0 = clip the ratio
+    # DPPO-TV, in place of PPO's clip: drop tokens whose probability has moved by more than this in
+    # the direction of A; 0 = PPO's clip
     tv_bound: Fraction = 0.0
     observation_coef: NotNegative = 0.0  # ECHO: weight of the cross-entropy on observations
     drop_void: bool = False  # SimpleTIR: do not train on trajectories with a turn without an action
-    value_clip: Positive = 0.5  # largest change of a value in the value loss, reward units
+    value_clip: Positive = 0.5  # the value loss clips values to old value +- this; reward units
     value_coef: NotNegative = 0.5  # weight of the value loss
     entropy_coef: NotNegative = 0.001  # weight of the entropy bonus
     kl_coef: NotNegative = 0.0  # weight of KL against the initial policy; 0 = no reference model
@@ -397,9 +402,9 @@ class Config:
     def trainer_gives_old_logprobs(self) -> bool:
         """Whether the trainer computes the old log-probs. If not, they are the engine's.
 
-        With mask_observations=False it must, because the engine has no log-probs of observations.
-        With KL in the reward it must, because a difference between engine and trainer would count
-        as KL."""
+        With mask_observations=False the trainer must compute them, because the engine has no
+        log-probs of observations. With KL in the reward the trainer must compute them, too: with
+        the engine's, the KL would include the difference between engine and trainer."""
         return self.recompute_old_logprobs or not self.mask_observations or self.has_kl_in_reward()
 
     def has_kl_in_reward(self) -> bool:
@@ -423,8 +428,8 @@ class SftConfig(Config):
     sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
     sft_demos: Natural = 0  # number of demonstrations, repeated in order; 0 = new ones every step
     sft_file: str = ""  # file of demonstrations, repeated in order; '' = generate them
-    sft_lost: bool = True  # True: imitate also the games of sft_file that were not won
-    sft_eval_games: bool = False  # True: imitate also games of sft_file on evaluation prompts
+    sft_lost: bool = True  # True: also imitate the games of sft_file that were not won
+    sft_eval_games: bool = False  # True: also imitate games of sft_file on evaluation prompts
     sft_noise: Fraction = 0.0  # fraction of turns whose actions are random
     sft_clean: Fraction = 0.0  # fraction of demonstrations that have no noise; they come first
     sft_planners: Fraction = 0.15  # fraction of the crowd's games that the planner plays
@@ -504,8 +509,8 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    Settings of SftConfig in a config file are ignored if `kind` is Config, so that one file serves
-    train.py and tools.sft.
+    If `kind` is Config, settings in a config file that only SftConfig has are ignored. So one file
+    serves train.py and tools.sft.
 
     Args:
         argv: the arguments after the script name.
@@ -547,14 +552,14 @@ def load_config(
     out_dir = config.out_dir or default_folder(files)
     names_out_dir = config.out_dir and sources["out_dir"] == "command line"
     if config.seed and not base and not names_out_dir:
-        out_dir += f"_s{config.seed}"  # seeds of one config do not share a folder
+        out_dir += f"_s{config.seed}"  # so that each seed has its own folder
     return replace(config, out_dir=out_dir), extras, sources
 
 
 def default_folder(files: list[str]) -> str:
     """Return the folder of a run that sets no out_dir.
 
-    Its name has the overlays for methods and environments.
+    The name of the first file is followed by the names of files in config/methods and config/envs.
 
     Args: files: the config files on the command line.
     >>> default_folder(["config/bandit_grpo.py", "config/models/tiny.py", "config/methods/rloo.py"])

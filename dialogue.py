@@ -1,8 +1,9 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
 An `Episode` shows an environment of `envs.py` as messages, and enforces the limit of turns. It
-tries as many actions of a reply as are allowed in a turn and left in the game. Further actions are
-surplus. envs.py ends a game whose actions are used up; rollout.py enforces the limits of tokens.
+tries only the first actions of a reply: at most actions_per_turn, and at most as many as the game
+has left. Further actions are surplus. envs.py ends a game whose actions are used up; rollout.py
+enforces the limits of tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
 or if it executes no action. Actions after the one that ends the game are not tried, so an illegal
@@ -10,8 +11,8 @@ one among them is no fault. Surplus actions are always a fault. An invalid reply
 penalty. The next message reports the faults of a reply and its reward with the penalty. In RAGEN
 the policy never sees the penalty.
 
-`Chat` converts messages to token ids. The token ids that the policy sampled are never changed;
-their text is only parsed.
+`Chat` converts messages to token ids. The token ids that the policy sampled are never changed:
+their decoded text is parsed, but never encoded again.
 """
 
 from configurator import Config, UserError
@@ -107,7 +108,8 @@ def first_word(sentence: str) -> str:
 def find_false(thought: str, facts: list[str]) -> dict[str, str]:
     """Return the false sentences of a thought, each with the fact that it contradicts.
 
-    Of the facts with the same first word, the fact that shares the most words is taken.
+    If several facts begin with the first word of the sentence, the fact that shares the most words
+    with the sentence is returned.
     >>> find_false("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     {'Next ice.': 'Next hole.'}
     """
@@ -202,11 +204,11 @@ class Episode:
     def system(self) -> str:
         """Return the system message: rules, action names, limits and the form of a reply."""
         config = self.config
-        # an environment may allow fewer actions in a game: Bandit allows one
+        # A game can allow fewer actions in all than actions_per_turn: Bandit allows one.
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # All games of an environment share one system message. So it lists the actions only if
-        # they are an attribute of the environment's class. Each game of Bandit draws its own.
+        # All games of an environment have the same system message. So it lists the actions only if
+        # the class defines them. In Bandit, each game draws names of its own.
         class_has_actions = bool(type(self.env).actions)
         names = f"Actions: {', '.join(self.env.actions)}. " if class_has_actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
@@ -309,7 +311,7 @@ class Episode:
             if step.terminated or step.truncated:
                 status = "success" if step.success else "failure"
                 if not step.success:
-                    # truncated is True if only the used-up actions, and no rule, ended the game
+                    # truncated: the actions were used up before a rule ended the game
                     record.out_of_actions = step.truncated
                 break
         record.effective = num_effective / max(record.num_actions, 1)

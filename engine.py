@@ -39,14 +39,14 @@ class Engine(Protocol):
         """Request one response.
 
         Args:
-            key: of the trajectory, which may have one request at a time.
-            ids: the token history, which is copied. It begins with the history and the response of
-                the key's previous request, unless the key was released after that request.
+            key: number of the trajectory. A trajectory has at most one request at a time.
+            ids: the token history, which is copied. It must begin with the history and the response
+                of the trajectory's previous request, unless the trajectory was released since.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
             seed: of the sampling noise. In float32 the response does not depend on other requests,
-                up to rounding. In 16 bits it may, because kernels round logits differently in
-                batches of other sizes.
+                up to rounding. In 16 bits the response can depend on them, because kernels round
+                logits differently if the batch has another size.
         """
 
     def step(self) -> list[Sample]:
@@ -71,7 +71,7 @@ def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
     """Start the engine that the config names. Under torchrun all ranks call this together.
 
     Args:
-        model: has the architecture and the device. `Engine.load` loads the weights later.
+        model: gives the architecture and the device. `Engine.load` loads the weights later.
         chat: has the id of the end-of-turn token, `chat.end`.
 
     Raises: UserError if max_context_tokens is too large for the model, or if the engine cannot

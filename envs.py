@@ -6,8 +6,9 @@ Rules, symbols, rewards and budgets of Bandit, FrozenLake and Sokoban are RAGEN'
 github.com/RAGEN-AI/RAGEN). All environments have three deliberate differences from RAGEN:
 - Members of a group share the instance but not the transition noise. RAGEN shares both, so all
   members of a group slip at the same time.
-- A seed gives the same instance in every process. Nothing depends on `hash()` (except four datasets
-of reasoning-gym, docs/hubs.md) or on a global random state.
+- A seed gives the same instance in every process. Environments depend neither on `hash()` nor on a
+  global random state. Four datasets of reasoning-gym are exceptions: they depend on `hash()`
+  (docs/hubs.md).
 - Splits have no instance in common, unless `Env.repeats` is True. Two different seeds alone would
   not ensure this, because they can draw the same small board.
 """
@@ -60,7 +61,7 @@ class Step(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What `Env._move` returns: four fields of `Step`. A plain tuple of them works as well."""
+    """What `Env._move` returns: four fields of `Step`. A plain tuple of the four works as well."""
 
     reward: float
     terminated: bool
@@ -87,26 +88,29 @@ class Env:
 
     A subclass may override the attributes `repeats`, `max_reward`, `blocking` and `runs_programs`,
     and the methods from `key` to `optimal_length` below. docs/environments.md says when. The player
-    "optimal" needs `plan`. The player "greedy", demonstrations and --reward_density=plan need
-    `plan`, too, unless the subclass overrides `greedy`, `demonstrate` or `optimal_length`.
+    "optimal" needs `plan`. The player "greedy" needs `plan` or `greedy`, demonstrations need `plan`
+    or `demonstrate`, and --reward_density=plan needs `plan` or `optimal_length`.
 
     The arguments of `__init__` with a default are the options of the environment, as in
-    `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with
-    `super().__init__(**common)`. Noise during the game must come from `self.rng`; `start` sets
-    it. If noise replaces the chosen action, `_move` sets `self.slipped_to` to the actual one.
+    `--env=frozenlake:size=5`. `__init__` must pass all other arguments to
+    `super().__init__(**common)`. Noise during the game must come from `self.rng`, which `start`
+    sets. If noise replaces the chosen action, `_move` must set `self.slipped_to` to the name of the
+    action that takes place.
     """
 
     actions: tuple[str, ...] = ()
     repeats = False  # True: too few distinct instances for disjoint splits, as in the Bandit
     max_reward = 1.0  # largest total reward of a success
-    blocking = False  # True: a step waits for a program or a server, so it runs in a thread
-    # True: the environment runs programs or reads files. Then the command line must name this
-    # environment, because somebody else may have written the settings in a run folder.
+    blocking = False  # True: steps wait for a program or a server, so each step runs in a thread
+    # True: the environment runs programs or reads files. Then `eval.py RUN` does not take it from
+    # the settings in the folder RUN, which somebody else may have written: the command line must
+    # name the environment.
     runs_programs = False
 
     slipped_to = ""  # the action that took place, if `_move` replaced the chosen action
     spec: str  # the text that names this environment and its options; `make_env` sets it
-    # Specs of other environments whose fixed splits training must not draw.
+    # Specs of all environments of a run. Training in this environment draws no instance of their
+    # fixed splits, because two environments can be the same game with different options.
     also_reserved: tuple[str, ...] = ()
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
@@ -121,7 +125,7 @@ class Env:
         """Start the instance of this split and seed.
 
         Args:
-            seed: for "train", an integer >= 0 or a sequence of them; else an index below 256.
+            seed: for "train", one or more integers >= 0; for another split, an index below 256.
             split: one of SPLITS.
             member: position in the group; it changes the transition noise and nothing else.
         Returns:
@@ -287,7 +291,8 @@ ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
 HUBS = ("gem", "rg", "gymnasium")  # collections of games: 'rg:maze' is short for 'rg:name=maze'
 COMMON_OPTIONS = ("observation", "max_actions")  # given by settings of the run, not in --env
 REQUIRED = ("draw", "_start", "_move", "observe", "rules")  # methods that a subclass must define
-ILLEGAL_NAME = re.compile(r"^$|\|\||<|^\s|\s$")  # action names that no reply can hold
+# Illegal in the name of an action, because a reply holds <answer>NAME || NAME</answer>
+ILLEGAL_NAME = re.compile(r"^$|\|\||<|^\s|\s$")
 
 
 def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> Env:
@@ -376,7 +381,7 @@ def find_class(place: str) -> type[Env]:
 
 
 def _load_file(path: str) -> ModuleType:
-    """Run a file as a module. The file can also import other files in its folder."""
+    """Run a file as a module. While it runs, the file can import other files of its folder."""
     if not Path(path).is_file():
         raise UserError(f"{path} does not exist; expected a file with a subclass of envs.Env")
     module = ModuleType(f"environment {path}")
@@ -460,7 +465,7 @@ def check_uses(env: Env, *uses: str) -> None:
 
 
 def missing_method(env: Env, use: str) -> str:
-    """Return the methods that an environment lacks for a use, as text; "" if it lacks none.
+    """Return what `env` must define for a use, such as "greedy or plan"; "" if nothing is missing.
 
     Args: use: "optimal", "greedy", "random", "demonstrations" or "reward_density=plan"."""
     kind = type(env)
@@ -480,7 +485,9 @@ def missing_method(env: Env, use: str) -> str:
 
 
 def check_text(value: Any, method: str, env: Env) -> str:
-    """Return a method's result. Raises: UserError unless it is a text that UTF-8 can encode."""
+    """Return `value`, the result of a method of `env`.
+
+    Raises: UserError unless `value` is a text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise UserError(f"{name_of(env)}.{method} returned {show(value)}; expected a text")
     try:
@@ -535,7 +542,7 @@ def split_options(text: str) -> dict[str, str]:
 # ---------- instances in disjoint splits
 
 
-@lru_cache(maxsize=64)  # the members of a group share the instance
+@lru_cache(maxsize=64)  # so the members of a group draw their common instance only once
 def draw_instance(
     spec: str, seed: tuple[int, ...], split: str, also_reserved: tuple[str, ...] = ()
 ) -> tuple:
@@ -543,7 +550,7 @@ def draw_instance(
 
     Args:
         seed: integers >= 0; for "eval" and "heldout" one index below 256.
-        also_reserved: more environments whose fixed splits training must not draw.
+        also_reserved: specs of more environments; the split "train" avoids their fixed splits, too.
     Raises:
         UserError: the index is outside of the split, or nearly all instances are reserved.
     """
@@ -558,7 +565,7 @@ def draw_instance(
     return reserved[split][seed[0]]
 
 
-@lru_cache(maxsize=256)  # enough to draw the splits of each environment of a run only once
+@lru_cache(maxsize=256)  # so large that a run draws the splits of each environment only once
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """Return the instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 
@@ -591,7 +598,8 @@ def _draw_split(env: Env, split: str, taken: set) -> Iterator[tuple]:
 def drawn_in_time(env: Env, draws: Iterator[Item]) -> Iterator[Item]:
     """Yield the instances (or games) of an iterator, and give each of them DRAW_LIMIT_S seconds.
 
-    Raises: UserError if one takes longer, as with impossible options."""
+    Raises: UserError if an instance takes longer, for example because its options are
+        impossible."""
     try:
         yield from limit_items(DRAW_LIMIT_S, draws)
     except EnvError as error:

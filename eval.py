@@ -11,7 +11,7 @@ transition noise are the same for every row of the printed table, so rows can be
 does not draw these prompts, except in environments with `repeats`, such as Bandit.
 
 --eval_split=heldout plays 256 other instances, for choosing settings. --samples=N plays every
-prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to row NAME.
+prompt N times and adds pass@k. --against=NAME prints each row's paired difference from row NAME.
 --json=PATH writes the scores. --jsonl=PATH writes the trajectories, which `python -m tools.replay`
 can execute again. `python -m tools.api_models` scores a model behind an API.
 """

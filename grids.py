@@ -173,7 +173,9 @@ class FrozenLake(Grid):
         return "you" if cell == self.player else self._ground(cell)
 
     def _word_after(self, *moves: str) -> str:
-        """Return the word of the cell after these moves without slips; 'edge' if one is blocked."""
+        """Return the word of the cell that these moves reach without slips.
+
+        The word is 'edge' if the edge of the board blocks a move."""
         names = [name.lower() for name in self.actions]
         cell = self.player
         for move in moves:
@@ -196,7 +198,7 @@ class FrozenLake(Grid):
         away = [name.lower() for name in self.actions if name.lower() not in offset]
         away_texts = [f"{way} {self._word_after(way)}" for way in away]
         goal_texts = []
-        for distance, way in zip(distances, towards, strict=False):  # "here" has no direction
+        for distance, way in zip(distances, towards, strict=False):  # for 'here', `towards` is []
             words = f"{self._word_after(way)} {self._word_after(way, way)}"
             goal_texts.append(f"{distance} {way} {words}")
         if len(towards) == 2:
@@ -377,7 +379,7 @@ class Sokoban(Grid):
         return self.words(cell + delta for delta in self.deltas)
 
     def _target_of(self, box: int) -> int:
-        """Return the target that observations call the target of a box.
+        """Return the target that observations and statements name for a box.
 
         This is the target under the box, or else the nearest free one. Of targets at the same
         distance, the target with the lowest cell number is taken.
@@ -418,7 +420,7 @@ class Sokoban(Grid):
         return facts
 
     def why_lost(self) -> str:
-        """Name a box that is stuck in a corner without a target; "" if none."""
+        """Say where a box is stuck in a corner that is not a target; "" if no box is."""
         for box in self.boxes:
             if box not in self.targets and self.in_corner(box):
                 return f"a box is stuck in a corner at {self._place(box)}"

@@ -156,9 +156,9 @@ class Learner:
 
 
 def copy_as_json(state: dict) -> dict:
-    """Return a copy of the state of an estimator, written to JSON and read back.
+    """Write the state of an estimator to JSON, and return what JSON gives back.
 
-    Raises: TypeError if the copy is not equal, for example because of a tensor or a tuple."""
+    Raises: TypeError if this differs from `state`, for example because of a tensor or a tuple."""
     try:
         copied = json.loads(json.dumps(state))
     except (TypeError, ValueError):

@@ -17,10 +17,10 @@ new estimator goes.
     DPPO-TV           drops tokens whose probability moved too far in A's direction [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
-A segment is a trajectory or a turn (setting `segment`). With context_turns it is always a turn. The
-word "sequence" has three meanings: in papers and in the names `sequence_ratio` and `sequence_mask`,
-it is a segment; in the names of `aggregation` ("seq_mean_..."), a trajectory; everywhere else, one
-input of the model.
+A segment is a trajectory or a turn (setting `segment`). With context_turns a segment is always a
+turn. The word "sequence" has three meanings. In papers, and in the names `sequence_ratio` and
+`sequence_mask`, it is a segment. In the names of `aggregation` ("seq_mean_..."), it is a
+trajectory. Everywhere else, it is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -33,7 +33,7 @@ import starpo
 
 # ---------- rewards
 
-MAX_UNFINISHED = 0.99  # largest progress of a game without success
+MAX_UNFINISHED = 0.99  # without a success, "dense" and "balanced" rewards sum to at most this
 
 
 def shape_rewards(
@@ -55,14 +55,14 @@ def shape_rewards(
     - "balanced": the same progress, but each increase is held back until the next payment. Payments
       are at the second, fourth, ... turn with a positive reward, and at the last turn.
     - "plan": (distance before the turn - distance after it) / initial distance. The distance of a
-      state is the length of its best plan, and 0 after a success. A state without a plan counts as
-      1 if it is the first state, else as twice the initial distance.
+      state is the length of its best plan, and 0 after a success. If a state has no plan, its
+      distance is twice the initial distance, or 1 if it is the first state.
 
     The method has an effect on games without an error if reward_density is not "native". If a game
     pays 1 for a success and nothing else, only "plan" changes the rewards.
-    Args: rewards, of the environment, one for each turn; density, see above; max_reward, the
-        largest total reward of a success; plan_lengths, for "plan", the length of the best plan
-        before the first turn and after each turn, 0 if there is none.
+    Args: rewards, one from the environment for each turn; density, see above; max_reward, the
+        largest total reward of a success; plan_lengths, only for "plan", the length of the best
+        plan before the first turn and after each turn, 0 for a state without a plan.
     Raises: ValueError for another density.
     Source: arXiv 2510.01132. "plan" is not in the paper.
     >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
@@ -125,15 +125,15 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
     In GRPO all advantages of a group without variance are 0, so the group is of no use. So
-    `train.collect_rollouts` samples further groups, with every estimator. There are at most
-    sampling_rounds rounds, the first one included. DAPO samples whole batches and drops surplus
-    groups.
+    `train.collect_rollouts` samples further groups, whatever the estimator is. There are at most
+    sampling_rounds rounds, the first one included. A further round samples only the missing groups.
+    DAPO samples whole batches and drops surplus groups.
 
     The method has an effect if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
         wanted number of groups.
-    Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers; here
-        its scores must differ.
+    Source: DAPO, arXiv 2503.14476, equation 11. DAPO counts a group if it has right and wrong
+        answers; this function counts a group if its scores differ.
     >>> num_missing_groups(torch.tensor([0.5, 0.0, 0.0]), num_groups=3)
     2
     """
@@ -141,9 +141,10 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
 
 
 def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
-    """Dynamic sampling: return the groups that the filter sees, (<= num_groups,) int64, ascending.
+    """Dynamic sampling: choose at most num_groups groups for the filter, which chooses from them.
 
-    The first groups with variance are taken, then the first groups without variance.
+    Groups with variance come first. Groups without variance fill the places that are left.
+    Returns: indices of groups (<= num_groups,) int64, ascending.
     >>> candidate_groups(torch.tensor([0.5, 0.0, 0.0, 0.7]), num_groups=3).tolist()
     [0, 1, 3]
     """
@@ -159,8 +160,8 @@ def without_void_turns(has_void_turn: Sequence[bool]) -> list[int]:
     neither code nor an answer, and ends the game.) Trajectories with a void turn are not trained
     on, but their scores stay in the baselines of their groups.
 
-    The method has an effect if a kept trajectory has a void turn.
-    Args: has_void_turn, for each trajectory.
+    The method has an effect if a trajectory that the filter keeps has a void turn.
+    Args: has_void_turn, one entry for each trajectory that the filter keeps.
     Source: SimpleTIR, arXiv 2509.02479, the loss mask of the paper's code.
     >>> without_void_turns([False, True, False])
     [0, 2]
@@ -190,19 +191,20 @@ def gigpo_advantages(
         dr_grpo  1
         rloo     (n - 1) / n
 
-    For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the advantage of the same estimator
-    for the trajectory or, with turn_level, for the turn. All tokens of a turn share its A_k.
+    For n = 1, A_k is 0. All tokens of a turn share its A_k. `train.estimate_advantages` adds w A_k
+    (w is state_weight) to GiGPO's first advantage, which the estimator computes for the trajectory
+    or, with turn_level, for the turn.
 
     The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
-    different times of the game are compared. The trajectory's advantage differs from the paper's
-    code. There, a trajectory enters the mean and std of its group once for each of its turns. Here
-    it enters once, as in equation 3 of the paper.
+    different times of the game are compared. The first advantage of a trajectory counts each
+    trajectory of the group once in mean and std, as in equation 3 of the paper. The paper's code
+    counts a trajectory once for each of its turns.
 
-    The method has an effect on first turns, because a group has one start state, and on later turns
-    that share a state.
-    Args: states, K keys of the states in which the turns start, equal for equal states in a group;
-        estimator, see `starpo.group_advantages`; gamma, discount from turn to turn; the others as
-        for `starpo.trajectory_advantages`.
+    The method has an effect on first turns, because a group has one start state. It has an effect
+    on a later turn if another turn of the group starts in the same state.
+    Args: states, one key for each of the K turns: two turns of a group have equal keys if they
+        start in the same state; estimator, see `starpo.group_advantages`; gamma, discount from turn
+        to turn; the others as for `starpo.trajectory_advantages`.
     Returns: (R,), at least float32.
     Source: GiGPO, arXiv 2505.10978, equations 5 to 8 (gamma 0.95, w = 1).
     >>> rewards, group_ids = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])
@@ -214,7 +216,7 @@ def gigpo_advantages(
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
     returns = starpo.returns_to_go(turn_rewards, turns_per_trajectory, gamma)  # (K,)
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
-    numbers: dict[tuple, int] = {}  # (group, state) -> number
+    numbers: dict[tuple, int] = {}  # (group, state) -> number of the turns to compare
     state_groups = []
     for key in zip(group_of_turn.tolist(), states, strict=True):
         state_groups.append(numbers.setdefault(key, len(numbers)))
@@ -234,10 +236,10 @@ def turn_ppo_advantages(
     A turn is one step. Its reward is the sum of the rewards of its tokens. Its value is V at its
     first token, where the critic sees the new observation, but nothing of the reply. PPO's ratio
     and clip are still those of tokens, or of segments with sequence_ratio=True. A turn of L tokens
-    counts L times (apart from `starpo.token_weights`) in the policy loss and the value loss.
+    has L terms in the policy loss and in the value loss, each weighted by `starpo.token_weights`.
 
     The method has an effect even in games of one turn, but turn_gamma and turn_lam matter only in
-    games of two turns or more. It ignores gamma and lam. With mask_observations=False, a turn
+    games of two turns or more. Turn-PPO ignores gamma and lam. With mask_observations=False, a turn
     begins with its observation, so V at its first token has not seen the whole observation.
     Args, returns: as for `starpo.token_gae`.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
@@ -261,8 +263,8 @@ def turn_ppo_values(values: Tensor, turn_ids: Tensor) -> Tensor:
     """Turn-PPO: give each token the value at the first token of its turn.
 
     Only the value at the first token gets a gradient.
-    Args: values (R,), of tokens, may have a gradient; turn_ids (R,) int64, one number for
-        all tokens of a turn, which are neighbours. Returns: (R,).
+    Args: values (R,), of tokens, with or without gradient; turn_ids (R,) int64: the tokens of a
+        turn are consecutive and have the same number. Returns: (R,).
     >>> turn_ppo_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7])).tolist()
     [1.0, 1.0, 3.0]
     """
@@ -286,8 +288,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 
     The value of s_t is s, and its gradient is s grad log pi(y_t). The loss has the gradient of the
     paper's sequence form under three conditions: segments are trajectories; all tokens of a
-    trajectory have one advantage; aggregation is "seq_mean_token_mean". GSPO weighs no single
-    token, so `starpo.importance_weights` is not used with it.
+    trajectory have one advantage; aggregation is "seq_mean_token_mean". GSPO has no weights of
+    single tokens, so `train.clipped_loss` leaves out `starpo.importance_weights`.
 
     The ratio has an effect from the second optimizer step of an iteration on. In the first step, s
     is nearly 1. There is one exception: if a bfloat16 engine gives the old log-probs, rounding can
@@ -297,8 +299,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     importance weights that correct for it.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
-    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
-        for the tokens of a segment, which are consecutive. Returns: (R,), with gradient.
+    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64: the
+        tokens of a segment are consecutive and have the same number. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
     >>> new, old = torch.tensor([0.5, 0.0, 1.0]), torch.tensor([0.0, 0.0, 0.0])
     >>> gspo_log_ratio(new, old, torch.tensor([0, 0, 1])).tolist()
@@ -311,13 +313,13 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 
 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
-    """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
+    """IcePop: return False for tokens to drop, whose pi / pi_engine is outside of [floor, cap].
 
     The method can have an effect if pi and pi_engine differ. If pi_old is pi_engine (the default),
     PPO's clip already stops the gradient of a high ratio with A > 0 and of a low ratio with A < 0.
     The mask [0.5, 5] stops the gradient in the other two cases: a ratio below 0.5 with A > 0, and a
-    ratio above 5 with A < 0. INTELLECT-3 takes the same ratio, but does not clip. Here PPO's clip
-    stays. Ring-1T takes the ratio pi_old / pi_engine.
+    ratio above 5 with A < 0. INTELLECT-3 masks by the same ratio, but does not clip; here PPO's
+    clip stays on. Ring-1T masks by the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -338,11 +340,11 @@ def sequence_mask(
     """Return False for the tokens of bad segments that the policy has moved away from, else True.
 
     A segment is bad if the mean advantage of its tokens is below 0. The policy has moved away from
-    a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. Dropped
-    tokens stay in the denominator of the loss.
+    a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. Tokens
+    with False are dropped from the sum of the loss, but stay in its denominator.
 
-    The method can have an effect if pi and pi_engine differ: from the second optimizer step on, and
-    by rounding in bfloat16 in the first step, too.
+    The method can have an effect if pi and pi_engine differ. They differ from the second optimizer
+    step on. In bfloat16, rounding makes them differ in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); segment_ids, see `gspo_log_ratio`; bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
@@ -363,12 +365,12 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
 
     A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0.
     Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` does
-    not clip PPO's ratio. `starpo.importance_weights`, which have no gradient, still cap weight *
-    ratio. So the objective of a token has the value min(pi / pi_engine, importance_cap) * A, and
-    its gradient is this value times grad log pi. The paper has no cap.
+    not clip PPO's ratio, but still multiplies it by `starpo.importance_weights`, which have no
+    gradient. So the objective of a kept token has the value min(pi / pi_engine, importance_cap) *
+    A, and its gradient is this value times grad log pi. The paper has no cap.
 
-    The method can have an effect if pi and pi_engine differ: from the second optimizer step on, and
-    by rounding in bfloat16 in the first step, too.
+    The method can have an effect if pi and pi_engine differ. They differ from the second optimizer
+    step on. In bfloat16, rounding makes them differ in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); bound in (0, 1], a difference of probabilities.
     Returns: (R,) bool.
     Source: DPPO, arXiv 2602.04879, equation 12.

@@ -70,8 +70,8 @@ class Policy(nn.Module):
         """Compute the log-probs of the response tokens at a temperature.
 
         Returns: logprobs (R,) of the response tokens, and entropy (R,) of the policy's distribution
-            at each of them, both float32, in nats. With an `observation_index`, the O tokens of the
-            observations follow: (R + O,).
+            at each of them, both float32, in nats. If the batch has an `observation_index`, both
+            are (R + O,): the numbers of the O observation tokens follow.
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
         # Each state predicts the next token. index_select is faster than hidden[index], whose
@@ -82,7 +82,7 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """A backbone with a scalar head, which gives the value before each sampled token."""
+    """A backbone with a scalar head, for the value of the state before each sampled token."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
@@ -216,7 +216,7 @@ def _vocab_chunks(
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Log-prob of the target and entropy at each position.
+    """Computes two numbers at each position: the log-prob of the target, and the entropy.
 
     Only the logits of one chunk of the vocabulary exist at a time. Besides the inputs, O(R) numbers
     are saved for the backward, which computes the logits again. With
@@ -295,9 +295,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
 def add_lora(model: nn.Module, rank: int, seed: int) -> None:
     """Add LoRA adapters (Hu et al., arXiv 2106.09685) in place, with peft.
 
-    The linear layers of the blocks compute W x + (alpha / rank) B A x. A (rank, in) is random from
-    `seed`, and B (out, rank) starts at zero. Only A and B are trained. alpha equals rank. lm_head
-    gets no adapter, because `Policy` reads only its weight.
+    The linear layers of the blocks compute W x + (alpha / rank) B A x. The matrix A (rank, in) is
+    drawn at random from `seed`, and the matrix B (out, rank) starts at zero. Only A and B are
+    trained. alpha equals rank. lm_head gets no adapter: `Policy` reads lm_head.weight directly, so
+    an adapter would have no effect.
 
     Raises: UserError if the rank is larger than the hidden size of the model.
     """
@@ -362,7 +363,8 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_architecture(folder, config)
-        # Otherwise config.json could name an attention kernel on the hub, which is foreign code.
+        # Attention runs in `_attention` above. Without this line, config.json could name an
+        # attention kernel on the hub, which is foreign code.
         config._attn_implementation = "layout"
         check_shapes(config, shapes, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

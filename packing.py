@@ -47,7 +47,7 @@ class TokenSequence(Protocol):
 
     @property
     def ids(self) -> list[int]:
-        """All tokens, prompts and responses."""
+        """The tokens of all prompts and responses."""
 
     @property
     def response_mask(self) -> list[bool]:
@@ -70,7 +70,9 @@ class PackedBatch:
     position_ids: Tensor  # (T,) int64, position of each token in its sequence
     lengths: list[int]  # number of tokens in each piece; they sum to T
     contexts: list[tuple[int, ...]]  # for each piece, the pieces that it continues, in row order
-    response_index: Tensor  # (R,) int64, row indices of sampled tokens, which never begin a piece
+    # (R,) int64, row indices of sampled tokens. A sampled token is never the first of its piece, so
+    # row index - 1 is the token before it in its sequence
+    response_index: Tensor
     # (O,) int64, row indices of observation tokens; None unless `pack` had observations=True
     observation_index: Tensor | None = None
 
@@ -101,7 +103,7 @@ def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[l
         num_tokens = len(sequences[i].ids)
         num_new = num_tokens
         if prompt == previous_prompt:
-            num_new -= len(prompt) - 1  # already in the pack
+            num_new -= len(prompt) - 1  # these tokens are already in the pack
         if packs and num_packed + num_new <= max_tokens:
             packs[-1].append(i)
             num_packed += num_new
@@ -227,16 +229,16 @@ class _VarlenIndex(NamedTuple):
     """The pieces of a row as a varlen kernel needs them; all int32."""
 
     keys: Tensor  # (sum of key_lengths,): the row indices of the keys of each piece, concatenated
-    query_ends: Tensor  # (pieces + 1,): the boundaries of the pieces in the queries
-    key_ends: Tensor  # (pieces + 1,): the boundaries of the pieces in the keys
+    query_ends: Tensor  # (pieces + 1,): 0, then the end of each piece in the row
+    key_ends: Tensor  # (pieces + 1,): 0, then the end of each piece's keys in `keys`
 
 
 class PackedLayout:
     """Attention for one packed batch, shared by all layers.
 
-    Newer GPUs run one varlen kernel for the whole row. On a CPU, on an older GPU and in float32,
-    each piece is one SDPA call. The keys of a piece are the keys of its context, then its own keys.
-    So its queries line up with the last of these keys.
+    A GPU since Ampere runs one varlen kernel for the whole row. On a CPU, on an older GPU and in
+    float32, each piece is one SDPA call. The keys of a piece are the keys of its context, then its
+    own keys. So the queries of the piece belong to the last of these keys.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -332,7 +334,7 @@ class PackedLayout:
 
 
 def _join(parts: Sequence[Tensor], pieces: tuple[int, ...]) -> Tensor:
-    """Concatenate the parts of some pieces: (1, heads, tokens, D)."""
+    """Concatenate the parts that belong to `pieces`: (1, heads, tokens, D)."""
     if len(pieces) == 1:
         return parts[pieces[0]]
     return torch.cat([parts[i] for i in pieces], dim=2)

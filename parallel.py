@@ -65,8 +65,8 @@ def init_distributed(config: Config) -> torch.device:
     if device.type == "cuda":
         device = _gpu_of_this_rank()
         torch.cuda.set_device(device)
-        # On an H100, SDPA would prefer cuDNN, which plans anew for each shape. The torch engine has
-        # new shapes in nearly every step.
+        # On an H100, SDPA would prefer cuDNN, which makes a new plan for each shape. This would be
+        # slow, because the torch engine has new shapes in nearly every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
         backend = "cpu:gloo,cuda:nccl"
     if not dist.is_initialized():
@@ -113,7 +113,7 @@ def shut_down(engine: Engine) -> None:
 
 
 def leave_group() -> None:
-    """Leave the process group, if vLLM has not destroyed it."""
+    """Leave the process group, unless vLLM has already destroyed it."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -122,7 +122,7 @@ def leave_group() -> None:
 
 
 def all_gather_lists(items: Sequence[Item]) -> list[list[Item]]:
-    """Return the items of every rank, in the order of the ranks, on every rank (collective)."""
+    """Give every rank the lists `items` of all ranks, in the order of the ranks (collective)."""
     if world_size() == 1:
         return [list(items)]
     lists: list = [None] * world_size()
@@ -236,7 +236,7 @@ def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def sync_weights(engine: Engine, policy: Policy) -> None:
-    """Load the policy's weights into the engine, unless it has them already (collective)."""
+    """Load the policy's weights into the engine, unless the engine has them (collective)."""
     if engine.version != policy.version:
         engine.load(stream_weights(policy, engine.dtype), policy.version)
 
@@ -285,15 +285,16 @@ class MicroBatch(NamedTuple):
     """The trajectories of one forward and backward pass on this rank."""
 
     indices: list[int]  # of trajectories in the batch that every rank holds
-    # 0.0 for a surplus micro-batch, added so that all ranks have equally many; else 1.0
+    # 0.0 for a surplus micro-batch (see `local_micro_batches`), else 1.0
     is_real: float
 
 
 def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[MicroBatch]:
     """Return this rank's micro-batches of a batch that every rank holds.
 
-    The forward of a micro-batch is a collective, so all ranks need the same number. A rank with
-    fewer micro-batches adds surplus ones, which repeat the shortest trajectory.
+    The forward of a micro-batch is a collective, so all ranks need the same number of
+    micro-batches. A rank with fewer adds surplus micro-batches, which repeat the shortest
+    trajectory.
     """
     costs = [_compute_cost(len(trajectory.ids)) for trajectory in trajectories]
     packs_by_rank = []
@@ -328,7 +329,7 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Divide the trajectories `indices` into packs. Returns: the indices in each pack."""
+    """Divide the trajectories with these indices into packs. Returns: the indices in each pack."""
     chosen = [trajectories[i] for i in indices]
     packs = []
     for chosen_indices in micro_batches(chosen, max_tokens):

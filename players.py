@@ -13,7 +13,7 @@ from support.time_limit import EnvError, call_with_timeout
 
 
 def reference_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
-    """Reply with `reference_actions`, and without a thought.
+    """Return a reply with the actions of `reference_actions` and an empty thought.
 
     With `player` and `rng` bound by functools.partial, this is a player for `rollout.play`."""
     config = rollout.config

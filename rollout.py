@@ -36,10 +36,10 @@ MAX_REWARD = 1e9  # a larger absolute reward of a turn is an error, because sums
 
 @dataclass
 class Credit:
-    """Advantage and value of a turn, for records; None unless the filter kept the group."""
+    """A turn's advantage and value, for records. Both are None unless the filter kept the group."""
 
-    advantage: float | None = None  # as in the loss, averaged over the response tokens
-    value: float | None = None  # of the critic, if there is one, at the first response token
+    advantage: float | None = None  # mean of the response tokens' advantages in the loss
+    value: float | None = None  # the critic's, at the first response token; None without a critic
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Turn:
     text: str = ""  # the decoded response; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord = field(default_factory=lambda: TurnRecord(actions=[]))  # what happened
-    # shared with the copies of the turn that `unmask` makes
+    # A copy of the turn (`unmask`) shares this object, so a note in the copy is also in the turn.
     credit: Credit = field(default_factory=Credit)
     state: Hashable = None  # key of the state before the response, see `Episode.state`
 
@@ -176,9 +176,9 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Instances of the evaluation and held-out splits are called reserved: training does not draw
-    # them. The environments of `env` and `eval_env` may be one game with different options, and
-    # then one could draw what another reserves. So each environment also avoids the reserved
-    # instances of the others. An environment with too few instances avoids none (`Env.repeats`).
+    # them. The settings `env` and `eval_env` can name one game with different options. So each
+    # environment also avoids the reserved instances of the others, which it could draw otherwise.
+    # An environment with too few instances (`Env.repeats`) avoids none.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -242,8 +242,8 @@ class Rollout:
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
         """Record a reply and its outcome."""
         record = replace(outcome.record, cut_by=reply.cut_by)
-        # `faults` says why a reply is not valid. A reply that was cut off after </answer> can be
-        # valid. Then the cut is no fault.
+        # The cut counts as a fault only if the reply is not valid, so if it has other faults. A
+        # reply that was cut off after </answer> can be valid.
         if reply.cut_by and record.faults:
             record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
         turn = Turn(
@@ -254,7 +254,7 @@ class Rollout:
             text=reply.text,
             observation=self.user,
             record=record,
-            state=outcome.state,  # before the reply, although it is in the outcome
+            state=outcome.state,  # the state before the reply, not after it
         )
         self.trajectory.turns.append(turn)
         self.trajectory.status = outcome.status
@@ -349,10 +349,11 @@ def play_all(
 def following_prompt(
     chat: Chat, trajectory: Trajectory, user: str, context_turns: int
 ) -> list[int]:
-    """Return the prompt of the next turn: the tokens since the last response, or since the start.
+    """Return the prompt of the next turn: the tokens since the last response.
 
-    With `context_turns` the engine forgets earlier turns, so the prompt repeats the system message
-    and the turns that the policy may see."""
+    In the first turn, these are the system message and the user message. With `context_turns` the
+    engine forgets earlier turns, so each prompt repeats the system message and the turns that the
+    policy may see."""
     turns = trajectory.turns
     if turns and not context_turns:
         # A response without an end-of-turn token is not closed. `following` then inserts the token.
@@ -388,11 +389,11 @@ def failed_outcome(error: object) -> TurnOutcome:
 def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> None:
     """Print how many trajectories ended in an error, and stop the run if there are too many.
 
-    The limit is the fraction max_error_frac of all trajectories, or group_size if that is larger:
-    one instance that cannot be played fails its whole group. With max_error_frac=0 the limit is 0.
+    The limit is max_error_frac times the number of trajectories, but at least group_size, because
+    an instance that cannot be played fails its whole group. With max_error_frac=0 the limit is 0.
 
-    Raises: UserError, which quotes the first error, if more trajectories failed than the limit, or
-        if every group has an error.
+    Raises: UserError, which quotes the first error, if the number of failed trajectories exceeds
+        the limit, or if every group has an error.
     """
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:
@@ -532,7 +533,9 @@ class RolloutScheduler:
                 self._record_turn(*finished)
 
     def _request_first_turn(self, key: int) -> None:
-        """Queue the first turn, or end the trajectory with an error if it cannot start."""
+        """Queue the first turn.
+
+        If the environment cannot start, or the prompt is too long, record an error instead."""
         rollout = self.rollouts[key]
         if rollout.failure:
             rollout.add_turn(Reply(""), rollout.failure)
@@ -551,7 +554,9 @@ class RolloutScheduler:
             rollout.trajectory.status = "out_of_tokens"
 
     def _request_turn(self, key: int, prompt: list[int]) -> bool:
-        """Queue the next turn in the engine. Returns: False if the context has no room for it."""
+        """Queue a turn in the engine.
+
+        Returns: False if the context has no room for the prompt and a response token."""
         trajectory = self.rollouts[key].trajectory
         used = len(self.histories[key]) + len(prompt)
         room = min(self.config.max_response_tokens, self.config.max_context_tokens - used)
@@ -634,7 +639,7 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
     """Return the model's inputs: whole trajectories, or single turns with context_turns.
 
     With context_turns, the prompt of each turn repeats the context, so each turn is a sequence of
-    its own. The response tokens keep their order."""
+    its own. The response tokens keep their order, so a tensor over them fits both forms."""
     if not config.context_turns:
         return list(trajectories)
     return [
@@ -647,7 +652,7 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
 def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
     """Make every token after the system message a response token, as in RAGEN v1's loss mask.
 
-    The prompt tokens among them get the rollout log-prob NaN."""
+    The new response tokens get the rollout log-prob NaN, because no engine sampled them."""
     system = chat.message("system", trajectory.system)
     turns = []
     for turn in trajectory.turns:

@@ -26,8 +26,9 @@ The setting `estimator` says what A_t is. gae, bi_level_gae and turn_ppo need a 
     rloo                          score - mean of the other scores of the group
     reinforce_plus_plus_baseline  the same as dr_grpo, whitened
 
-The last four compare the scores of a group (`group_advantages`), so all tokens of a trajectory
-share an advantage. With turn_level, only the tokens of one turn share an advantage.
+The last four compare the scores of a group's trajectories (`group_advantages`), and all tokens of a
+trajectory get the same advantage. With turn_level=True, they compare returns-to-go of turns, and
+all tokens of a turn get the same advantage.
 
 StarPO-S trains only on the groups with the largest score std (`filter_groups`), with a larger
 clip_high and without KL. In the paper StarPO-S has a critic; here any estimator will do.
@@ -49,14 +50,16 @@ Differences from the paper and from RAGEN's code:
   each trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the
   loss.
 - By default `token_gae` steps from the last token of a turn directly to the first token of the next
-  turn. RAGEN v1 steps through the observation between them, with values of 0. This code does so
-  with mask_observations=False, but with the critic's values.
-- The reward of a turn is on its last token, and the lengths of turns say which token this is. RAGEN
-  takes each token with a nonzero reward as the end of a turn, so it misses turns with reward 0.
+  turn. RAGEN v1 steps through the observation between them, with values of 0. This code also steps
+  through the observation if mask_observations=False, but with the critic's values.
+- The reward of a turn is on its last token. This code finds the last token by the lengths of turns.
+  RAGEN takes each token with a nonzero reward as the end of a turn, so it misses turns with
+  reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
   RAGEN takes the std of normalised scores if normalisation within groups is on. RAGEN-2 excludes
   groups whose value in the ranking is 0.
-- The filter strategy top_p tolerates an error of 1e-6 in the sum of values; RAGEN-2 tolerates 0.01.
+- With the filter strategy top_p, the sum of the kept values may be below its target by up to 1e-6.
+  In RAGEN-2 it may be below by up to 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
 - Dual clip is off by default; RAGEN's backend uses dual clip with c = 3.
 """
@@ -149,12 +152,13 @@ def filter_groups(
 
 
 def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
-    """Return how many of the C ranked groups the strategy keeps. A number above C keeps all.
+    """Return how many of the C ranked groups to keep, or a number above C to keep all.
 
     Args:
         values: (C,), of the ranked groups, in the order of their ranks.
         keep: in (0, 1], or >= 1 for "count".
-        num_groups: P. "fraction" keeps a fraction of P, not of C.
+        num_groups: P, the number of groups with the excluded ones. "fraction" keeps a fraction of
+            P, not of C.
     """
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
@@ -171,7 +175,8 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     else:
         names = "fraction, count, top_p, top_p_softmax or min_p"
         raise ValueError(f"strategy must be {names}, got {strategy!r}")
-    # True for group i if groups 0 to i have too little mass. All these are kept, and one more.
+    # True for rank i if the groups of ranks 0 to i have too little mass. The groups with True are
+    # kept, and the next one.
     is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (C,)
     return 1 + int(is_too_short.sum())
 
@@ -190,9 +195,9 @@ def normalize_rewards(
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    Except with "mean", all rewards of turns are first divided by std + 1e-6, or set to 0 if all
-    scores are equal. Then, with every method, the reward of each trajectory's last turn is changed
-    so that its rewards sum to its new score.
+    With "mean_std" and "asym_clip", all rewards of turns are first divided by std + 1e-6, or set to
+    0 if all scores with their group id are equal. Then, with every method, the reward of each
+    trajectory's last turn is changed so that the trajectory's rewards sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
@@ -237,8 +242,9 @@ def trajectory_advantages(
     group_ids: Tensor,
     estimator: str,
 ) -> Tensor:
-    """Compare the scores of a group's trajectories. All tokens of a trajectory share the result.
+    """Compute the advantage of each trajectory from the scores of its group.
 
+    All tokens of a trajectory get its advantage.
     Args: rewards (R,) float; tokens_per_turn, K counts that sum to R; turns_per_trajectory, B
         counts that sum to K; group_ids (B,) int64, equal within a group; estimator, see
         `group_advantages`.
@@ -262,9 +268,10 @@ def turn_advantages(
     estimator: str,
     turn_gamma: float,
 ) -> Tensor:
-    """Compare the returns-to-go of a group's first turns, of its second turns, and so on.
+    """Compute the advantage of each turn from the returns-to-go of its group's turns.
 
-    All tokens of a turn share the result.
+    The first turns of a group's trajectories are compared with each other, then the second turns,
+    and so on. All tokens of a turn get its advantage.
     Args: turn_gamma, discount from turn to turn; the others as for `trajectory_advantages`.
     Returns: advantages (R,), at least float32.
     >>> rewards, group_ids = torch.tensor([0.5, 1.0, 0.0]), torch.tensor([0, 0])
@@ -314,9 +321,9 @@ def gae(
     """Generalised advantage estimation over the steps of each piece, such as a trajectory.
 
     A_t = delta_t + gamma_t lam_t A_{t+1}, delta_t = r_t + gamma_t V_{t+1} - V_t. V is 0 after the
-    last step of a piece, even if a limit ended the trajectory. The critic can foresee the limits on
-    turns and actions, because the prompt shows how many are left. It cannot foresee
-    max_context_tokens. The steps and pieces of the estimators with a critic:
+    last step of a piece, even if a limit ended the trajectory. The critic can foresee an end by the
+    limits on turns and actions, because the prompt shows how many are left. The critic cannot
+    foresee an end by max_context_tokens. The steps and pieces of the estimators with a critic:
 
     token_gae                  steps are tokens, pieces are trajectories
     bi_level_gae, first pass   steps are turns, pieces are trajectories
@@ -342,7 +349,7 @@ def gae(
     values = _at_least_float32(values.detach())
     gamma = torch.as_tensor(gamma, dtype=torch.float64, device=values.device).expand(len(values))
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
-    num_steps = torch.tensor(lengths, device=values.device)  # (B,), B counts pieces here
+    num_steps = torch.tensor(lengths, device=values.device)  # (B,); here B is the number of pieces
     T = max(lengths, default=0)
     # Column T holds only zeros: V = 0 after the end of every piece.
     mask = torch.arange(T + 1, device=values.device) < num_steps[:, None]  # (B, T + 1)
@@ -493,7 +500,7 @@ def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> T
 
 
 def _pad(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the entries of x (S,) where mask (B, T + 1) is True, and zeros elsewhere."""
+    """Return (B, T + 1): the S entries of x where mask is True, in order, and zeros elsewhere."""
     padded = x.new_zeros(mask.shape)
     padded[mask] = x
     return padded
@@ -526,11 +533,11 @@ def ppo_loss(
             the losses of micro-batches and ranks add up.
         weights: (R,), w without gradient: the product of importance weight, token weight and masks
             of `methods.py`; None for 1.
-        dual_clip: c > 1 keeps the objective of a token with A < 0 at or above c A. 0 is no bound.
+        dual_clip: c > 1 keeps the objective of a token with A < 0 at or above c A. 0 = off.
         segment_log_ratio: (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
     Returns: loss, scalar; two metrics without gradient, each a sum over the R tokens divided by
-        num_tokens. clipfrac adds 1 for a token whose clipped term is the smaller one. approx_kl
-        adds the k3 estimate of KL(old || new), nats.
+        num_tokens. clipfrac counts the tokens whose clipped term is the smaller one. approx_kl sums
+        the k3 estimates of KL(old || new), nats.
     Source: PPO, arXiv 1707.06347, equation 7; clip_high: DAPO, 2503.14476; dual clip: 1912.09729.
     >>> new, old, A = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 2.0])
     >>> loss, metrics = ppo_loss(new, old, A, clip_low=0.25, clip_high=0.5, num_tokens=2)
@@ -640,8 +647,8 @@ def value_loss(
         value_clip: above 0; float("inf") for no clip.
         num_tokens: the sum over tokens is divided by this number.
         weights: (R,), the factor of each term, from `token_weights`.
-    Returns: loss, scalar; the metric vf_clipfrac, a sum over tokens divided by num_tokens. It adds
-        1 for a token whose clipped term is the larger one.
+    Returns: loss, scalar; the metric vf_clipfrac: the number of tokens whose clipped term is the
+        larger one, divided by num_tokens.
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
     >>> values, old, returns = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([3.0])
     >>> loss, metrics = value_loss(values, old, returns, value_clip=0.5, num_tokens=1)
@@ -693,7 +700,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
 
 
 def _stats_within_groups(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, std (see `group_stats`) and size of the group of each score, (M,) each."""
+    """For each score, return mean, std (see `group_stats`) and size of its group, (M,) each."""
     _check_vectors(scores=scores, group_ids=group_ids)
     mean = torch.zeros_like(scores)  # (M,)
     std = torch.zeros_like(scores)  # (M,)

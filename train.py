@@ -15,10 +15,10 @@ In the update, B, K and R are the numbers in one mini-batch or micro-batch.
     python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. Most changes of settings
-in between need --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run after the current
-iteration, or after grace_s seconds if that is sooner. The exit code is then 75, or 1 with torchrun
-(docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. If a setting has changed,
+the second start mostly needs --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run after the
+current iteration, or after grace_s seconds if that is sooner. The exit code is then 75, or 1 with
+torchrun (docs/faults.md).
 """
 
 from configurator import WHITENED_ESTIMATORS, Config
@@ -27,8 +27,8 @@ from support.arguments import read_train
 from support.terminal import run_main
 
 if __name__ == "__main__":
-    # This first call only answers --help and checks the command line, before torch is imported,
-    # which takes seconds. The call in the last line of this file trains.
+    # This first call only answers --help and checks the command line. It stands before the import
+    # of torch, which takes seconds. The call in the last line of this file trains.
     run_main(read_train)
 
 from collections.abc import Iterator, Sequence
@@ -77,9 +77,9 @@ SEED_SHUFFLE = 33
 SEED_MIXTURE = 34
 SEED_COLLAPSE = 35
 
-# Training warns if the log-probs of engine and trainer differ by more than this limit: the mean
-# absolute difference over the response tokens of the first mini-batch, in nats. If engine and
-# trainer have different dtypes, the larger limit counts.
+# Limits by dtype, in nats. Training takes the mean absolute difference between the log-probs of
+# engine and trainer, over the response tokens of the first mini-batch. Training warns if this mean
+# exceeds the limit. If engine and trainer have different dtypes, the larger limit counts.
 MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
 
@@ -111,9 +111,9 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # The loop evaluates the last iteration of a run. So this is only for a process that did no
-    # iteration: num_iterations is 0, or an earlier process ended between the last checkpoint and
-    # the report.
+    # The loop evaluates the policy after the last iteration. So the next evaluation is only for a
+    # process that did no iteration: num_iterations is 0, or an earlier process ended between the
+    # last checkpoint and the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -171,8 +171,8 @@ def iterate(
         experience = build_experience(learner, kept, kept_fraction)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
         to_train = list(range(len(kept)))
-        # In a void turn no action was executed.
-        if config.drop_void:  # SimpleTIR; only here, because the advantages need whole groups
+        # SimpleTIR: do not train on trajectories with a void turn, which executed no action.
+        if config.drop_void:  # not earlier, because the advantages need whole groups
             to_train = methods.without_void_turns([t.has_void_turn for t in kept])
         if to_train:
             update_metrics = update(learner, experience.of_trajectories(to_train))
@@ -338,8 +338,8 @@ class Experience:
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; log pi_engine, or old_logprobs if the engine gave none
     turn_ids: Tensor  # (R,) int64; the turn of each token; turns are numbered over all of `kept`
-    # (R,) int64; the segment of each token, for GSPO and sequence_mask: its trajectory or its turn
-    # (setting `segment`), with context_turns always its turn
+    # (R,) int64; the segment of each token, for GSPO and sequence_mask. A segment is a trajectory
+    # or a turn, as the setting `segment` says. With context_turns it is always a turn.
     segment_ids: Tensor
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
@@ -368,7 +368,7 @@ class Experience:
         return self.select([index for i in trajectory_ids for index in sequences_of[i]])
 
     def tokens_per_trajectory(self) -> list[int]:
-        """Return B counts: the response tokens of each trajectory, in the order of tensors (R,).
+        """Return B counts: the response tokens of each trajectory, in the order of trajectory_ids.
 
         The sequences of a trajectory are neighbours, so its tokens are one piece of a tensor."""
         counts: dict[int, int] = {}
@@ -443,16 +443,15 @@ def logprobs_before_update(
 
     By default pi_old is pi_engine, which saves a forward pass. Otherwise pi_old is the trainer's
     policy before the update, which differs a little from pi_engine. The importance weights in
-    `clipped_loss` correct for this difference, except for tokens without a log-prob of the engine,
-    and except with GSPO, which has no such weights."""
+    `clipped_loss` correct for this difference. They cannot correct for it at tokens without a
+    log-prob of the engine, and GSPO has no importance weights."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
     # The trainer computes the old log-probs in three cases: recompute_old_logprobs=True,
-    # mask_observations=False, or a KL in the reward. In the first case vLLM is not asked for
-    # log-probs, so no importance weight corrects for it.
+    # mask_observations=False, or a KL in the reward. In the first case vLLM gives no log-probs.
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
@@ -616,7 +615,7 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     does not change the gradients.
 
     Returns: the metrics of `policy_loss` and `critic_loss`, summed over the micro-batches of all
-        ranks. Of logprob_diff_max it is the maximum."""
+        ranks. logprob_diff_max is not summed: it is the maximum over these micro-batches."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(
@@ -674,8 +673,8 @@ def policy_loss(
             divided.
         num_observation_tokens: observation tokens of the mini-batch, by which ECHO's cross-entropy
             is divided.
-    Returns: loss, a scalar; metrics, the shares of this micro-batch in the means over the
-        mini-batch, and the maximum logprob_diff_max.
+    Returns: loss, a scalar; metrics. Summed over the micro-batches, they are the loss and the
+        metrics of the mini-batch. But logprob_diff_max is the maximum in this micro-batch.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
@@ -719,10 +718,8 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # Yao et al. 2025 cap the weight, pi_old / pi_engine. Here the cap is on weight * ratio,
-        # where ratio is pi / pi_old: the product is min(pi / pi_engine, cap). The weight has no
-        # gradient. By default pi_old is pi_engine, and the weight is 1 until the ratio exceeds the
-        # cap.
+        # The ratio is pi / pi_old. With these weights, weight * ratio is pi / pi_engine, or the cap
+        # if that is smaller. The weights have no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
@@ -736,7 +733,7 @@ def clipped_loss(
         )
     if config.tv_bound:  # DPPO-TV
         weights = weights * methods.tv_mask(logprobs, rollout_logprobs, advantages, config.tv_bound)
-        clip_low, clip_high = 1.0, float("inf")  # the range from 1 - 1 to infinity: no clip
+        clip_low, clip_high = 1.0, float("inf")  # the clip range [0, inf) does not clip
     loss, metrics = starpo.ppo_loss(
         logprobs,
         old_logprobs,
@@ -758,8 +755,8 @@ def critic_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the clipped value loss times value_coef.
 
-    Returns: loss, a scalar; metrics, the shares of this micro-batch in the means over the
-        mini-batch."""
+    Returns: loss, a scalar; metrics. Summed over the micro-batches, they are the loss and the
+        metrics of the mini-batch."""
     config = learner.config
     values = learner.critic(packed)  # (R,) even with ECHO's observations in the batch
     if config.estimator == "turn_ppo":
@@ -791,7 +788,8 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     if finite:
         learner.bad_steps = 0
     else:
-        # A gradient that overflowed in float16 lowers the loss scale. Anything else is a bad step.
+        # A gradient that overflowed in float16 halves the loss scale. Any other skipped step counts
+        # as a bad step.
         learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:

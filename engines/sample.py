@@ -12,8 +12,8 @@ class Sample(NamedTuple):
 
     key: int  # number of the trajectory
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
-    # One for each token in `ids`, in nats, under softmax(logits / temperature). Temperature 0
-    # counts as 1 here. All are NaN if vLLM was not asked for log-probs.
+    # The log-prob of each token in `ids`, in nats, under softmax(logits / temperature). In this
+    # formula, temperature 0 counts as 1. All are NaN if vLLM was not asked for log-probs.
     logprobs: list[float]
 
 

@@ -66,7 +66,7 @@ class _PrefixCopy(NamedTuple):
 
 
 class TorchEngine:
-    """Continuous batching with a static KV cache, in plain PyTorch.
+    """Continuous batching in plain PyTorch, with a KV cache that has one row for each trajectory.
 
     A trajectory has a row of the cache from its first request until `release`, so each turn
     computes only its new tokens. One step is one forward over all rows:
@@ -113,7 +113,7 @@ class TorchEngine:
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # unfinished responses, by trajectory
-        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> trajectory to copy
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # prompt -> trajectory to copy it from
         self.waiting: list[_Request] = []
 
     @property

@@ -46,8 +46,8 @@ class VLLMEngine:
             # and its prefill is chunked.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # vLLM checks that this share of the GPU memory is free. kv_cache_memory_bytes below
-            # sets the size of the KV cache.
+            # vLLM checks that this share of the GPU memory is free. The share does not set the size
+            # of the KV cache: kv_cache_memory_bytes below does.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)
@@ -94,13 +94,13 @@ class VLLMEngine:
         from vllm.sampling_params import RequestOutputKind
 
         random_bits = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
-        # Without top_p, top_k and penalties the log-probs are those of softmax(logits / T), where T
-        # is the temperature.
+        # top_p, top_k and penalties are not set, so the log-probs are those of softmax(logits / T),
+        # where T is the temperature.
         params = SamplingParams(
             temperature=temperature,
             max_tokens=max_tokens,
             seed=int(random_bits >> 1),  # vLLM takes 63 bits
-            logprobs=0 if self.gives_logprobs else None,  # 0: of the sampled token only
+            logprobs=0 if self.gives_logprobs else None,  # 0: only the sampled token's log-prob
             ignore_eos=True,
             flat_logprobs=True,
             detokenize=False,
@@ -117,7 +117,7 @@ class VLLMEngine:
         try:
             outputs = self.engine.step()
             finished = [(int(output.request_id), output.outputs[0]) for output in outputs]
-        except Exception as error:  # from vLLM or CUDA, or a failed assertion
+        except Exception as error:  # any error of vLLM or CUDA, or a failed assertion
             raise UserError(f"vLLM failed while sampling {failure_reason(error)}") from error
         samples = []
         for key, response in finished:
@@ -147,7 +147,7 @@ class VLLMEngine:
 
 
 def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
-    """Register a subclass of the model's backbone, for vLLM to change.
+    """Register a subclass of the model's backbone, so that vLLM changes only the subclass.
 
     vLLM has no code of its own for SmolLM3, so it takes Hugging Face's class from AutoModel and
     changes the class in place. The trainer would fail with the changed class.

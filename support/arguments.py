@@ -41,7 +41,8 @@ OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has
 def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
     """Read the command line of train.py.
 
-    Returns: the settings; the options; the source of each setting, such as "command line".
+    Returns: the settings; the options that are not settings; the source of each setting, such as
+        "command line".
     """
     check_not_empty(argv)
     config, options, sources = load_config(argv, extra={"take_config": False})
@@ -102,7 +103,7 @@ def _check_against(job: Job) -> None:
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
     begins_a_row = any(name.startswith(reference) for name in rows)
-    # The name of a row may be longer than that of its player: "greedy, closed loop".
+    # The row of the player "greedy" can have a longer name, such as "greedy, closed loop".
     continues = any(reference.startswith(name) for name in players)
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)
@@ -180,10 +181,10 @@ def _check_scoring_options(options: dict) -> None:
 
 
 def check_trusted(run: str, config: Config, sources: dict[str, str]) -> None:
-    """Check that no environment from a run's folder can run programs or read files.
+    """Check that no environment from the saved config of a run can run programs or read files.
 
-    Somebody else may have written the folder. So such an environment must stand in a config file or
-    on the command line. Raises: UserError.
+    Somebody else may have written the saved config. So an environment that can run programs or read
+    files must be named in a config file or on the command line. Raises: UserError.
     """
     for key in ("env", "eval_env"):
         value = getattr(config, key)

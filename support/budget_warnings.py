@@ -13,7 +13,8 @@ BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
 SOLVED = 0.9  # if the mean success of idle iterations is at least this, the task counts as solved
 # Below this fraction of valid replies, a warning about idle iterations advises SFT on the format of
-# replies. If the warning contains a `budget_note`, replies that were cut off count as valid.
+# replies. If the warning contains a `budget_note`, replies that were cut off count as valid here,
+# because the note gives the advice for them.
 FEW_VALID = 0.5
 
 
@@ -71,7 +72,10 @@ def mean_budgets(rows: Sequence[dict]) -> dict[str, float]:
 
 
 def idle_warning(history: Sequence[dict]) -> str | None:
-    """A warning if the history ends with exactly IDLE_LIMIT idle iterations; None otherwise."""
+    """A warning if the history ends with exactly IDLE_LIMIT idle iterations; None otherwise.
+
+    So a longer series of idle iterations does not warn again.
+    """
     num_idle = 0
     for row in reversed(history):
         if row["kept_groups"]:
@@ -81,7 +85,7 @@ def idle_warning(history: Sequence[dict]) -> str | None:
 
 
 def idle_summary(history: Sequence[dict]) -> str | None:
-    """A warning if at least IDLE_LIMIT iterations, or all, were idle; else None."""
+    """A warning if all iterations were idle, or at least IDLE_LIMIT of them; else None."""
     num_idle = sum(not row["kept_groups"] for row in history)
     if num_idle and (num_idle == len(history) or num_idle >= IDLE_LIMIT):
         return _describe(history)

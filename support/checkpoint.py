@@ -153,7 +153,8 @@ class Saver:
     def _remove_others(self, final: Path) -> None:
         """Keep the last `keep` checkpoints up to `final`, and remove all others.
 
-        Checkpoints after `final` are damaged: a run continues from its newest undamaged one.
+        Checkpoints after `final` were already damaged when the run was restarted, because a restart
+        continues from the newest undamaged checkpoint.
         """
         old = self.out_dir / "old"
         folders = sorted(self.out_dir.glob(CHECKPOINTS))
@@ -255,8 +256,8 @@ def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
 def to_cpu(state, buffers=None):
     """Copy the tensors in nested dicts to CPU memory; sharded tensors stay sharded.
 
-    Args: buffers: from `make_buffers`, to copy into; None allocates new memory. Copies from a GPU
-        into buffers are asynchronous.
+    Args: buffers: the tensors to copy into, from `make_buffers`; None allocates new memory. Copies
+        from a GPU into buffers are asynchronous.
     """
     if isinstance(state, dict):
         copies = {}
@@ -311,7 +312,7 @@ def _placed(state, parts: Iterator[Tensor]):
 
 
 def _aligned(num_bytes: int) -> int:
-    """Round up to a multiple of 64, where a tensor of any type may begin."""
+    """Round up to a multiple of 64, so that a tensor of any type can begin there."""
     return (num_bytes + 63) // 64 * 64
 
 
@@ -358,7 +359,9 @@ def _check_state(folder: Path) -> None:
 
 
 def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
-    """Load a checkpoint into modules and optimizers. Any number of ranks may have written it.
+    """Load a checkpoint into modules and optimizers.
+
+    The run that wrote the checkpoint can have had another number of ranks.
 
     Returns: the content of state.json.
     Raises: UserError if the checkpoint lacks a tensor that this run trains, or holds a weight that

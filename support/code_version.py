@@ -78,7 +78,7 @@ def changes_in(diff: str) -> dict[str, Change]:
     changes = {}
     for part in re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE):
         head, _, body = part.partition("\n@@ ")
-        lines = body.split("\n")[1:]  # without the rest of the first @@ line
+        lines = body.split("\n")[1:]  # [1:] drops the rest of the first @@ line
         if head.startswith("diff --git "):
             name = head.split("\n")[0].rpartition(" b/")[2]
             added = sum(line.startswith("+") for line in lines)

@@ -22,16 +22,16 @@ LOW_ENTROPY = 0.05  # entropy is low below this, in nats per token; p = (0.99, 0
 LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first value
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
-# PERIOD iterations. Gradient norms are no sign: in 48 runs that collapsed, their level was never
-# above 10 times the first level (studies/collapse/README.md). Regimes without a measurement of MI
-# use STD_DROP and HIGH_SUCCESS, too.
+# PERIOD iterations, so ENTROPY_JUMP is larger. The gradient norm is not used as a sign: its level
+# was never above 10 times its first level in 48 runs that collapsed (studies/collapse/README.md).
+# If MI was not measured, `classify_regime` also uses STD_DROP and HIGH_SUCCESS.
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
 HIGH_SUCCESS = 0.5  # at this success rate or above, a low std is no sign: success lowers the std
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by over this factor, unless both levels are low
 
 # Early stops, as in RAGEN-2.
-# stop: in PERIOD iterations in a row, the std of rewards is below this share of its mean over the
-# first PERIOD iterations
+# stop: the std of rewards is below this share of its mean over the first PERIOD iterations, for
+# PERIOD iterations in a row
 STALE_STD_SHARE = 0.1
 DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a row
 
@@ -55,7 +55,8 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 def new_warnings(history: Sequence[dict]) -> list[str]:
     """A sentence for each sign of collapse that the last row has and the row before it has not.
 
-    Most signs begin after success has fallen (studies/collapse/README.md).
+    In a run that collapses, the first warning mostly comes after success has fallen, too late to
+    predict the collapse (studies/collapse/README.md).
     """
     before = signs_of_collapse(history[:-1])
     return [
@@ -89,9 +90,10 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
         compressed  thoughts are certain and depend on the prompt
         collapsed   entropy and mutual information are low
 
-    The last measurement of mutual information in first turns decides. A measurement on a single
-    prompt does not count, because its mutual information is always 0. If there is no measurement,
-    the policy's entropy and `_shows_trap` decide.
+    Entropy and mutual information are those of the last measurement on thoughts of first turns. A
+    measurement on a single prompt does not count, because its mutual information is always 0. If
+    there is no measurement, the metric `entropy` replaces the entropy of thoughts, and
+    `_shows_trap` replaces mutual information.
 
     Args: history: the rows before `row`. Returns: the regime; None if no entropy is known.
     """
@@ -121,7 +123,7 @@ def _shows_trap(rows: Sequence[dict]) -> bool:
 
 
 class Levels(NamedTuple):
-    """Medians of a metric; NaN for too few rows. With NaN, the comparisons < and > are false."""
+    """Medians of a metric; NaN for too few rows. NaN gives no sign: < and > with NaN are false."""
 
     first: float  # over the first PERIOD iterations
     before: float  # over WINDOW iterations, PERIOD iterations ago

@@ -33,7 +33,8 @@ def progress_bar(**options) -> tqdm:
 class Log:
     """Writes metrics.jsonl and TensorBoard files in `out_dir`, and W&B if config.wandb is given.
 
-    Args: history: rows of the iterations so far. They replace the rows in metrics.jsonl.
+    Args: history: rows of the iterations so far. They replace the content of metrics.jsonl, because
+        the file can have rows after the checkpoint from which the run continues.
     """
 
     def __init__(self, out_dir: Path, history: Sequence[dict], config: Config):
@@ -46,7 +47,7 @@ class Log:
         self.board = Board(out_dir / "tensorboard", len(history) + 1, config)
         self.wandb = None
         if config.wandb:
-            from support.wandb_log import WandbLog  # the package is optional
+            from support.wandb_log import WandbLog  # needs the optional package wandb
 
             self.wandb = WandbLog(out_dir, len(history) + 1, config)
 

@@ -1,7 +1,7 @@
 """Every metric of a training run: name, group, unit and meaning.
 
-A row of metrics.jsonl has exactly the keys of `metric_names(config)`. docs/metrics.md is the same
-list as a page:
+A row of metrics.jsonl has exactly the keys of `metric_names(config)`. docs/metrics.md shows
+the same list. This command writes the page:
 
     python -m support.metrics > docs/metrics.md
 """
@@ -418,7 +418,7 @@ def metric_names(config: Config) -> list[str]:
 
 
 def metric_groups(config: Config) -> dict[str, str]:
-    """Name -> group of each metric of a row, in order."""
+    """Name -> group of each metric in a row of metrics.jsonl, in the order of the row."""
     values = {
         "N": [str(config.group_size)],
         "ENV": scored_envs(config)[1:],

@@ -62,13 +62,15 @@ def env_specs(*texts: str) -> tuple[str, ...]:
 def scored_envs(config: Config) -> list[str]:
     """The environments of an evaluation: those of eval_env, or of env if eval_env is empty.
 
-    Of a curriculum (env='A @50 > B'), only the environments of the last stage count.
+    If this setting is a curriculum (env='A @50 > B'), only its last stage is evaluated.
     """
     return list(mixture_at(config.eval_env or config.env, None))
 
 
 def specs_that_run_programs(text: str) -> list[str]:
-    """The specs of environments that can run programs or read files. No environment is built.
+    """The specs of environments that can run programs or read files.
+
+    No environment is built, because building one could run a program.
 
     Args: text: a curriculum, or "".
     Raises: UserError for an unknown environment or an illegal weight.

@@ -4,7 +4,8 @@ The checks import neither torch nor transformers, and run no code of the folder.
 
 All supported models are decoders with rotary positions, causal attention over the whole context,
 and the module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`, `lm_head`.
-Hugging Face's code computes what differs between the models, such as biases and tied heads.
+The models differ in other parts, such as biases and tied heads. Hugging Face's code computes these
+parts.
 """
 
 from configurator import UserError
@@ -21,7 +22,7 @@ import safetensors
 
 from support.checksums import find_damage
 
-BASE = Path(__file__).resolve().parent.parent / "base"  # of model="tiny"
+BASE = Path(__file__).resolve().parent.parent / "base"  # folder of model="tiny"
 
 # model_type in config.json -> the models that have it
 FAMILIES = {
@@ -72,7 +73,7 @@ def find_model(name: str) -> str:
 
 
 def _looks_like_folder(name: str) -> bool:
-    """Whether a name begins with out/, lies in an existing folder, or is no USER/MODEL."""
+    """Whether a name begins with out/, its parent folder exists, or it is not like USER/MODEL."""
     in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
     return in_known_folder or not HUB_NAME.fullmatch(name)
 
@@ -80,7 +81,7 @@ def _looks_like_folder(name: str) -> bool:
 def download(name: str) -> str:
     """Download a model from the Hugging Face hub. Returns: its folder in the local cache.
 
-    The hub is asked once, without the retries of transformers.
+    The hub is asked once, because the retries of transformers are long and silent.
     Raises: UserError if the model is not in the cache and cannot be downloaded.
     """
     from huggingface_hub import snapshot_download  # this import takes half a second
@@ -121,7 +122,8 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
             "changed it yourself"
         )
     described = read_description(folder)
-    if (folder / "adapter_config.json").exists():  # transformers would load the base model
+    # transformers would load the base model that the adapter names, instead of these files.
+    if (folder / "adapter_config.json").exists():
         raise UserError(f"{given} holds an adapter; merge it into its model, and give that one")
     _check_numbers(described, given)
     # Without a vocabulary, transformers makes an empty tokenizer without an error.

@@ -1,6 +1,6 @@
 """Measures collapse: whether the policy's thoughts still depend on the prompt.
 
-Entropy does not suffice: a policy may write varied thoughts that ignore the prompt. So every
+Entropy does not suffice: a policy can write varied thoughts that ignore the prompt. So every
 sampled thought z_i is scored after every distinct prompt x_j: l_ji = log p(z_i | x_j). Let w_j be
 the share of thoughts with prompt x_j, and l_ii the score of z_i after its own prompt. The mutual
 information in nats,
@@ -46,7 +46,7 @@ def measure_collapse(
     Args:
         trajectories, rng: the same on every rank.
         history: earlier rows of metrics.jsonl, to continue the moving average of marginal_std.
-    Returns: metric name -> value; only valid_thinking_rate if no turn has a thought.
+    Returns: metric name -> value. If no turn has a thought, valid_thinking_rate is the only metric.
     """
     thoughts_by_trajectory = []
     num_turns = 0
@@ -94,7 +94,7 @@ class Thought(NamedTuple):
 
 
 class ThoughtSamples(NamedTuple):
-    """Two samples to measure. Names of metrics end with the sample: mi_first, mi_sampled."""
+    """Two samples of thoughts. The name of a metric ends with its sample: mi_first, mi_sampled."""
 
     first: list[Thought]  # from first turns
     sampled: list[Thought]  # from one random turn per trajectory
@@ -119,7 +119,8 @@ def find_thoughts(trajectory: Trajectory, chat: Chat) -> list[Thought | None]:
 def _thought_span(turn: Turn, chat: Chat) -> range | None:
     """Indices of the sampled tokens between <think> and </think>; None if there are none.
 
-    Encoding the text again could give other tokens, so the function bisects over decoded prefixes.
+    Encoding the text again could give other tokens. So the function decodes prefixes of the sampled
+    tokens, and finds the tags by bisection.
     A token that contains a part of a tag, like ".</", belongs to the tag.
     """
     before, opening_tag, rest = turn.text.partition("<think>")
@@ -162,8 +163,8 @@ class ThoughtScores(NamedTuple):
     """Log-probs of each of the thoughts (I) after each of the distinct prompts (J)."""
 
     logprobs: Tensor  # (J, I) float64, nats, sums over the tokens of thought i after prompt j
-    lengths: Tensor  # (I,) int64, tokens of each thought
-    own_prompts: Tensor  # (I,) int64, row of the prompt that each thought answers
+    lengths: Tensor  # (I,) int64, number of tokens of each thought
+    own_prompts: Tensor  # (I,) int64, row of `logprobs` with the own prompt of each thought
 
 
 def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) -> ThoughtScores:
@@ -194,11 +195,11 @@ def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) 
 def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
     """Compute mutual information, entropies and retrieval.
 
-    Mutual information and entropies use the mean log-prob of a thought's tokens, as in RAGEN-2.
-    Those with _seq in their name use the log-prob of the whole thought. Only mi_seq is a true
-    mutual information.
+    Mutual information and entropies without _seq in their name use the mean log-prob of a thought's
+    tokens, as in RAGEN-2. With _seq, they use the log-prob of the whole thought. So mi_seq is a
+    true mutual information, and mi is not.
 
-    Returns: metric name without _first or _sampled -> value; docs/metrics.md explains them.
+    Returns: metric name without _first or _sampled -> value; docs/metrics.md explains the metrics.
     >>> logprobs = torch.tensor([[0.0, -99.0], [-99.0, 0.0]])
     >>> scores = ThoughtScores(logprobs, torch.tensor([1, 1]), torch.tensor([0, 1]))
     >>> metrics = collapse_metrics(scores)
@@ -241,7 +242,7 @@ def _retrieval(logprobs: Tensor, own_prompts: Tensor) -> dict[str, float]:
     """
     J, num_pairs = logprobs.shape
     matched = logprobs[own_prompts, torch.arange(num_pairs)]  # (I,)
-    ahead = logprobs - matched  # (J, I); 0 for the own prompt, which ties with itself
+    ahead = logprobs - matched  # (J, I); 0 for a thought's own prompt, so num_ties >= 1
     num_better = (ahead > TIE).sum(0)  # (I,)
     num_ties = (ahead.abs() <= TIE).sum(0)  # (I,)
     metrics = {}

@@ -55,7 +55,7 @@ def warn_inert(config: Config, sources: dict[str, str]) -> str:
 def given_settings(sources: dict[str, str]) -> list[str]:
     """The names of the settings from the command line and from files.
 
-    Of the settings in overlays, only METHOD_SWITCHES count."""
+    A setting from an overlay is left out unless it is in METHOD_SWITCHES."""
     given = []
     for name, source in sources.items():
         if source == "default":
@@ -103,7 +103,7 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
         yield "clip_low clip_high", "tv_bound replaces the clip"
     kl_in_reward = config.has_kl_in_reward()
     trainer_scores = kl_in_reward or not config.mask_observations
-    # On vLLM recompute_old_logprobs has an effect: it drops the engine's log-probs.
+    # With vLLM recompute_old_logprobs has an effect: vLLM is not asked for log-probs.
     if trainer_scores and config.engine == "torch":
         why = "kl_in is reward" if kl_in_reward else "mask_observations is False"
         yield "recompute_old_logprobs", f"{why}, so the trainer computes them in any case"
@@ -114,8 +114,8 @@ def _one_step(config: Config) -> Iterator[Reason]:
 
     Before the first step, PPO's ratio is 1 if the trainer computes the old log-probs. Otherwise the
     ratio is the mismatch of engine and trainer. In float32 this mismatch is far below every limit,
-    but in bfloat16 it may exceed the clip range of GSPO. sequence_ratio also removes the importance
-    weights, which correct this mismatch."""
+    but in bfloat16 it may exceed the clip range of GSPO. Even with one step sequence_ratio may have
+    an effect: it removes the importance weights, which correct this mismatch."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return

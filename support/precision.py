@@ -9,7 +9,8 @@ from torch import Tensor
 def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product a @ b in float32, for float32 or 16-bit factors.
 
-    A bfloat16 result would round logits near 16 to multiples of 1/8, a float16 result to 1/64.
+    A bfloat16 result would round logits near 16 to multiples of 1/8, and a float16 result would
+    round them to multiples of 1/64.
 
     Args: a (N, K) and b (K, M) of one type; on a CPU, b may be in float32 already.
     Returns: (N, M) float32.
@@ -28,10 +29,11 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     Rounding to the nearest number would drop every change of less than half a step. In bfloat16, a
     weight near 0.03 has steps of 1.2e-4. Values that the 16-bit type can hold do not change.
 
-    Args: values: float32. dtype: bfloat16 or float16. In float16, numbers within 6e-5 of 0 are
-        rounded to the nearest. seed: of the random numbers. Each position has its own threshold for
-        rounding up, which is the same in all calls with the same seed. So the rounded value of a
-        growing weight never falls.
+    Args:
+        values: float32.
+        dtype: bfloat16 or float16. In float16, numbers within 6e-5 of 0 are rounded to the nearest.
+        seed: for the random thresholds of rounding up, one for each position. Calls with the same
+            seed have the same thresholds, so the rounded value of a growing weight never falls.
     """
     num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: bfloat16 16, float16 13
     generator = torch.Generator(values.device).manual_seed(seed)

@@ -18,8 +18,8 @@ from envs import EVAL_SEED, Env, make_env, missing_method, show
 from support.threads import call_all
 from support.time_limit import EnvError, call_with_timeout
 
-# An environment is built NUM_BUILDS times, and the builds must be equal. If a build is one of two
-# equally likely variants, 4 builds reveal this in 7 of 8 cases.
+# Building an environment must not be random. To check this, NUM_BUILDS builds are compared. If a
+# build is one of two equally likely variants, 4 builds reveal this in 7 of 8 cases.
 NUM_BUILDS = 4
 NUM_GAMES = 3  # evaluation games to try, until one of them can be played
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -57,7 +57,7 @@ def check_wandb(project: str) -> None:
             f"or among / \\ # ? % :, got {project!r}; WANDB_ENTITY=NAME selects a team"
         )
     found = importlib.util.find_spec("wandb")
-    # W&B writes into a folder wandb/. Python takes this folder for a package without code.
+    # A folder wandb/ with W&B's data looks to Python like a package, but has no origin.
     if found is None or found.origin is None:
         raise UserError(
             f"wandb={project!r}, but wandb is not installed; pip install -r requirements/wandb.txt"
@@ -69,7 +69,7 @@ def check_driver(cuda_version: str | None) -> None:
 
     With an older driver torch sees no GPU, and a run would start on the CPU.
 
-    Args: cuda_version: of the installed torch, such as "13.0"; None for a build for CPUs.
+    Args: cuda_version: the CUDA version of torch, such as "13.0"; None if torch is for CPUs only.
     Raises: UserError.
     """
     major = (cuda_version or "").split(".")[0]
@@ -109,7 +109,7 @@ def free_cpu_memory() -> int:
 # ---------- environments
 
 
-@lru_cache(maxsize=256)  # a script reads its command line twice, see `run_main`
+@lru_cache(maxsize=256)  # a script reads its command line twice (`run_main`)
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
     """Build an environment several times, start a game in each build, and try an action in one.
 
@@ -139,7 +139,7 @@ def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: flo
 
 
 def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
-    """Draw an instance and start an evaluation game. Returns: what must be equal in all builds."""
+    """Draw an instance and start a game. Returns: values that must be equal in all builds."""
     instance = env.draw(np.random.default_rng(EVAL_SEED))
     observation = env.reset(index, split="eval")
     return observation, tuple(env.actions), instance

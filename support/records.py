@@ -108,8 +108,6 @@ def transcript(trajectory: Trajectory) -> str:
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     """Convert a trajectory into a dict for JSON.
 
-    The surprise of a sampled token is -log p under the engine, in nats.
-
     Args: tokenizer: decodes the response tokens; None if the tokens are texts (models behind an
         API) or if there are no tokens (scripted players)."""
     record = {
@@ -130,6 +128,7 @@ def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
 
 
 def turn_record(turn: Turn, tokenizer) -> dict:
+    """Convert a turn into a dict. "surprise" is -log p of each token under the engine, in nats."""
     facts = {**asdict(turn.record), **asdict(turn.credit)}
     known = {key: value for key, value in facts.items() if value is not None}
     if tokenizer:
@@ -155,10 +154,9 @@ def turn_record(turn: Turn, tokenizer) -> dict:
 def note_filter(
     trajectories: Sequence[Trajectory], values: Tensor, groups: Tensor, group_size: int
 ) -> None:
-    """Store in each trajectory the filter's value of its group, and whether the group was kept.
+    """Store in each trajectory whether the filter kept its group, and the value of its group.
 
-    Args: values: (P,), by which the filter ranked the groups; groups: indices of the kept
-        groups."""
+    Args: values: (P,), the numbers that the filter ranked; groups: indices of the kept groups."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
         group = index // group_size
@@ -183,8 +181,8 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
     """Write a line for each trajectory, with the name and the entropy of its `Scores`.
 
-    Args: rows: name -> `Scores`. The name is that of a policy or a player in eval.py, and of an
-        environment in train.py."""
+    Args: rows: name -> `Scores`. A name is that of a policy or player in eval.py, and that
+        of an environment in train.py."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}
@@ -207,7 +205,7 @@ def write_samples(
 def read_records(path: str | Path, shape: dict) -> list[dict]:
     """Read the lines of a file of trajectories.
 
-    Args: shape: of a line, see support/json_shapes.py.
+    Args: shape: the shape of each line, see support/json_shapes.py.
     Raises: UserError if a line has another shape, an empty seed or no turns, or if there are no
         trajectories.
     """

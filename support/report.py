@@ -167,6 +167,8 @@ def next_steps_hint(config: Config) -> str:
     env = ""
     for key in ("env", "eval_env"):
         value = getattr(config, key)
-        if specs_that_run_programs(value):  # eval.py refuses such a value from the folder of a run
+        # If an environment can run programs or read files, eval.py does not take it from the run's
+        # saved settings. So the printed command names it.
+        if specs_that_run_programs(value):
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

@@ -44,7 +44,7 @@ from support.scores import Scores
 SAMPLE_SIZE = 32  # number of trajectories per recorded iteration, rounded up to whole groups
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
-HISTORY_ROW = {  # metrics to check when a run continues; shapes as in support/json_shapes.py
+HISTORY_ROW = {  # metrics to check when a run continues: name -> shape (support/json_shapes.py)
     "step": int,
     "success": NUMBER,
     "valid_frac": NUMBER,
@@ -313,7 +313,7 @@ def describe(config: Config, sources: dict[str, str]) -> str:
 
 
 def check_lost_checkpoints(out_dir: Path) -> None:
-    """Print that the run begins again if its folder holds metrics but no checkpoint.
+    """If the folder holds metrics but no checkpoint, print that the run begins again.
 
     Raises: UserError if the folder also holds policy/, as after a finished run."""
     metrics = out_dir / "metrics.jsonl"
@@ -380,12 +380,12 @@ def is_due(every: int, step: int) -> bool:
 
 
 def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
-    """The success of the policy in best/. A later policy with a higher success replaces it.
+    """The success of the policy in best/. A later policy replaces it only with a higher success.
 
     Args: history: rows of metrics.jsonl; `eval_success` is None if the evaluation had other prompts
-        or rules.
-    Returns: the success, -1 if `history` has none or best/ is lost; a sentence if best/ is
-        lost, else ""."""
+        or rules than now.
+    Returns: the success, or -1 if `history` has none or best/ is lost; then a sentence that says
+        that best/ is lost, or ""."""
     known = {}
     for row in history:
         if row["eval_success"] is not None:

@@ -27,8 +27,8 @@ from typing import IO, Any
 from support import code_version
 from support.json_shapes import check_shape
 
-# Settings that may change when a run continues, because they do not change an update, except as
-# CHANGES_THROUGH says.
+# A run may continue with other values of these settings, because they do not change an update.
+# CHANGES_THROUGH has the exceptions.
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -44,9 +44,9 @@ MAY_CHANGE_ON_RESUME = (
 
 FORMER_SETTINGS = ("num_samples",)  # settings that only older runs have
 
-# Exceptions to MAY_CHANGE_ON_RESUME. If final_lr is not 1, num_iterations changes the learning
-# rates. If early_stop is True, eval_every changes when a run stops. setting -> (other setting, the
-# value that the other setting must have for a change)
+# Exceptions to MAY_CHANGE_ON_RESUME: setting -> (other setting, value). The setting may change only
+# if the other setting has this value. If final_lr is not 1, num_iterations also sets the learning
+# rates. If early_stop is True, eval_every also decides when a run stops.
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
 # Files that train.py and tools.sft open in the folder of a run. Both commands refuse links with
@@ -82,10 +82,10 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
     Args:
         accept_changes: True if the run in out_dir may have other settings than `config`.
-        flag: the command-line option that accepts changes, for the message; "" for none.
+        flag: the option with which the user accepts changes, for the error message; "" for none.
     Raises: UserError if out_dir cannot be a folder or cannot be written. UserError if out_dir holds
-        files but no run, a link in place of a file of the run, a run of another command, or a run
-        with other settings.
+        files but no run, a link in place of a file of the run, a run of another command, or,
+        unless `accept_changes`, a run with other settings.
     """
     out_dir = Path(config.out_dir)
     try:
@@ -124,7 +124,8 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
 
 def _check_entries(out_dir: Path) -> None:
-    """Refuse a link or a wrong kind of entry under any name that a run opens."""
+    """Check the entries that a run would open. Raises: UserError for a link, for a folder in place
+    of a file, and for a file in place of a folder."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:
@@ -398,8 +399,8 @@ def read_json(path: Path, shape: Any) -> Any:
 def read_rows(path: Path, last_step: float = math.inf, shape: dict | None = None) -> list[dict]:
     """The rows of a JSON-lines file up to iteration `last_step`; [] if there is no file.
 
-    A last line without a line break is left out, because a crash cut it off.
-    Args: shape: of each row.
+    A last line without a line break is left out: a crash has cut it off.
+    Args: shape: the shape of each row, see support/json_shapes.py.
     Raises: UserError for a line that is no JSON object or has another shape.
     """
     if not path.is_file():

@@ -32,8 +32,8 @@ CONTINUES = "start again to continue from the newest checkpoint"
 def lock_folder(out_dir: Path) -> Iterator[None]:
     """Lock the folder of a run for this process. Rank 0 holds the lock for all ranks.
 
-    A killed process may leave the file `lock`, but it no longer locks the folder. A folder that is
-    still empty at the end is removed.
+    A killed process may leave the file `lock`, but a file without its process locks nothing. A
+    folder that is still empty at the end is removed.
 
     Raises: UserError if another process uses the folder, or the folder cannot be written.
     """
@@ -122,7 +122,7 @@ class Interruption:
     def requested(self) -> bool:
         """Whether any rank received a signal. All ranks must call this function.
 
-        If so, this function also stops the timer, because saving may take longer than `grace_s`.
+        After a signal it also stops the timer, because saving may take longer than `grace_s`.
         """
         received = torch.tensor(float(self.timer is not None))
         parallel.all_reduce_sum(received)

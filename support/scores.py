@@ -58,7 +58,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     pass@k is a mean over prompts. Let n be the smallest number of samples of a prompt. Then k is
     2, 4, 8, ... up to n, and n itself if n > 1."""
     successes = successes_by_prompt(trajectories)
-    samples = min(len(won) for won in successes.values())  # the numbers may differ in a replay
+    samples = min(len(won) for won in successes.values())  # may differ between prompts in a replay
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
     metrics["error_frac"] = num_errors / len(trajectories)
@@ -82,7 +82,7 @@ def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, .
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute the metrics of support/metrics.py that are means over trajectories or turns.
 
-    The exception is thought_true_frac, a mean over the checked sentences of thoughts.
+    Also compute thought_true_frac, a mean over the checked sentences of thoughts.
     """
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
@@ -145,7 +145,7 @@ def score_table(rows: dict[str, Scores]) -> str:
 
 
 def budget_notes(rows: dict[str, Scores]) -> str:
-    """A line for each row with a `budget_note`; "" for none."""
+    """One line for each row that has a `budget_note`; "" if no row has one."""
     lines = []
     for name, scores in rows.items():
         note = budget_note(scores.metrics)
@@ -157,7 +157,7 @@ def budget_notes(rows: dict[str, Scores]) -> str:
 def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
     """95 % interval of the success rate, from `statistics.rate_interval`.
 
-    The mean over the samples of a prompt counts as one value."""
+    Each prompt counts as one value, the mean over its samples."""
     low, high = rate_interval(rates_by_prompt(trajectories)[None])
     return float(low), float(high)
 
@@ -177,8 +177,9 @@ def differences(
     (`statistics.difference_interval`). Models whose runs differ only in the seed get one more line,
     for all seeds together. The last lines say which models are not pooled with others, and why.
 
-    Args: reference: the beginning of a row's name, with or without the environment before it;
-        policies: a row's name -> folder of its model or name of its player, if the two differ.
+    Args: reference: the beginning of a row's name; a leading "ENV: " may be left out;
+        policies: a row's name -> folder of its model or name of its player. A row that is
+        named like its folder or player needs no entry.
     Raises: UserError if no row begins with `reference`, or if the rows of an environment played
         different prompts."""
     texts = []
@@ -203,7 +204,7 @@ def differences(
 def _differences_in_one_environment(
     rows: dict[str, Scores], reference: str, policies: dict[str, str]
 ) -> str:
-    """The lines of `differences` for one environment. Args: reference: the name of a row."""
+    """The lines of `differences` for one environment. Args: reference: a row's full name."""
     prompts = {tuple(sorted(successes_by_prompt(row.trajectories))) for row in rows.values()}
     if len(prompts) > 1:
         raise UserError("rows of different prompts cannot be paired; leave out --against")
@@ -264,7 +265,7 @@ class ScoreReport:
         for option in ("json", "jsonl"):
             if self.options[option]:
                 print(f"wrote {self.options[option]}")
-        if self.options["against"]:  # last, because a wrong name raises an error
+        if self.options["against"]:  # last, so that a wrong name loses no results
             print(differences(self.rows, self.options["against"], self.policies))
 
     def _write_json(self, path: Path) -> None:

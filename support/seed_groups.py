@@ -20,7 +20,7 @@ WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkp
 class Method(NamedTuple):
     """What models must have in common to be seeds of one method."""
 
-    folder: str  # name of the model's folder; policy/ (the last) and best/ are not comparable
+    folder: str  # name of the model's folder: a last policy (policy/) is not pooled with a best/
     settings: Config  # without seed
     earlier: tuple[Earlier, ...]  # settings before restarts, without seed
 
@@ -63,8 +63,8 @@ def pool_seeds(models: dict[str, str]) -> Pools:
 def without_seed(config: Config) -> Config:
     """Return the settings, with defaults for the seed and for the settings of WITHOUT_EFFECT.
 
-    A run after SFT starts from the model of an SFT run with the same seed. So `_s1` is left out of
-    a path such as out/sft_s1/model.
+    A run after SFT starts from the model of an SFT run with the same seed, for seed 1 from
+    out/sft_s1/model. `_s1` only names the seed, so it is dropped from the path.
     """
     model = config.model.replace(f"_s{config.seed}/", "/")
     defaults = {key: getattr(Config, key) for key in WITHOUT_EFFECT}

@@ -33,14 +33,15 @@ def rate_interval(wins: ndarray) -> Interval:
     """95 % interval of the mean success rate of S seeds on n instances.
 
     For one seed with one game per instance, the result is the Wilson interval of n trials. The
-    interval contains the measured rate of every seed.
+    interval is widened, if needed, to contain the measured rate of each seed.
 
     The interval contains the true mean too rarely if a few seeds are far from the rest. Example:
-    each seed ends at 10 % with probability 1/5, else at 80 %. The table says how often the
-    intervals contain the true value in 20,000 simulated experiments with 256 instances. The last
-    column is for the difference to a player that wins half of its games. Half of the experiments
-    with three seeds have no seed at 10 %, and their interval is too high. In the others a seed at
-    10 % stands out, because `percent` writes each seed beside the interval.
+    each seed ends at 10 % with probability 1/5, else at 80 %. For this example, the table says how
+    often the intervals contain the true value in 20,000 simulated experiments with 256 instances.
+    The last column is for the difference to a player that wins half of its games. Half of the
+    experiments with three seeds have no seed at 10 %, and their interval is usually too high.
+    In the other half the reader sees the seed at 10 %, because `percent` writes each seed's mean
+    beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -52,7 +53,7 @@ def rate_interval(wins: ndarray) -> Interval:
         wins: (..., S, n) share of won games, 0 to 1, of each seed on each instance.
 
     Returns:
-        The ends (...), between 0 and 1.
+        The low and the high ends, each (...), between 0 and 1.
 
     >>> low, high = rate_interval(np.array([[1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]))
     >>> round(float(low), 3), round(float(high), 3)
@@ -61,8 +62,8 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # The mean of the n rates is as exact as the mean of num_games independent games. num_games is
-    # above n if the rates of instances vary less than the results of single games.
+    # The mean of the rates of the n instances is as exact as the mean of num_games independent
+    # games. num_games is above n if these rates vary less than the results of single games.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -71,10 +72,10 @@ def rate_interval(wins: ndarray) -> Interval:
 
 
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
-    """`rate_interval` of S seeds if only their rates are known. Each seed plays each prompt once.
+    """`rate_interval` of S seeds that played each prompt once, if only their rates are known.
 
-    The function assumes that a seed solves all prompts that seeds with lower rates solve. This
-    assumption gives the widest interval.
+    Which prompts a seed solved is not known. The function assumes that of two seeds, the one with
+    the higher rate solved all prompts that the other solved. This gives the widest interval.
 
     Args:
         rates: (..., S) success rates.
@@ -91,7 +92,7 @@ def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
 def difference_interval(a: ndarray, b: ndarray) -> Interval:
     """95 % interval of the mean of a - b, paired by seed and instance.
 
-    The interval contains the difference of every seed.
+    The interval is widened, if needed, to contain each seed's mean difference.
 
     Args:
         a: (..., S, n) scores between 0 and 1 of S seeds on n instances.
@@ -109,7 +110,7 @@ def difference_interval(a: ndarray, b: ndarray) -> Interval:
 
 
 def seed_interval(rates: ndarray) -> Interval:
-    """95 % interval of the mean of S seeds. It leaves out the error from the choice of instances.
+    """95 % interval of the mean of S seeds, without the error from the choice of instances.
 
     Args:
         rates: (S, ...) success rates, S at least 2.
@@ -126,10 +127,10 @@ def seed_interval(rates: ndarray) -> Interval:
 
 
 def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
-    """Variance over instances of the mean score of all seeds, (...,).
+    """Variance, over instances, of the score averaged over the seeds, (...,).
 
-    Two instances are added, one with the lowest score and one with 1. Without them, the variance is
-    too small if few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
+    Two instances are added, one with the score `lowest` and one with 1. Without them, the variance
+    is too small if few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
     confidence interval for a difference of binomial proportions based on paired data", 2012.
     """
     means = scores.mean(-2)  # (..., n)
@@ -175,8 +176,8 @@ def wilson_interval(num_success, num_trials) -> Interval:
     """95 % Wilson score interval of a success rate (Wilson 1927).
 
     Args:
-        num_success: a number or an array, which may hold fractions.
-        num_trials: a number, 1 or more, or an array.
+        num_success: a number or an array; fractions are allowed.
+        num_trials: a number or an array, with values of at least 1.
 
     >>> low, high = wilson_interval(8, 10)
     >>> round(float(low), 3), round(float(high), 3)
@@ -197,7 +198,8 @@ def wilson_interval(num_success, num_trials) -> Interval:
 def pass_at_k(n: int, num_right: int, k: int) -> float:
     """Unbiased estimate of the chance that at least one of k samples is right.
 
-    From n samples, it is 1 - C(n - num_right, k) / C(n, k). Source: arXiv 2107.03374.
+    If num_right of n samples are right, the estimate is 1 - C(n - num_right, k) / C(n, k). Source:
+    arXiv 2107.03374.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -264,11 +266,11 @@ def jackknife_interval(
     each time without one of the C clusters. Source: Efron and Stein, "The jackknife estimate of
     variance", 1981.
 
-    Args: statistic: takes a mask (n,) of the observations to use; returns values of any shape
-        (...). clusters: (n,) the cluster of each observation, as a number.
-
+    Args:
+        statistic: takes a mask (n,) of the observations to use; returns values of any shape (...).
+        clusters: (n,) the cluster of each observation, as a number.
     Returns:
-        The statistic of all observations (...) and the half-width (...), NaN for one cluster.
+        The statistic of all observations (...); the half-width (...), NaN if there is one cluster.
 
     >>> x = np.array([1.0, 2.0, 3.0])  # of a mean it is t times the standard error 1 / sqrt(3)
     >>> value, half_width = jackknife_interval(lambda mask: x[mask].mean(), np.arange(3))
@@ -293,8 +295,8 @@ def jackknife_interval(
 def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, ndarray]:
     """The mean of S seeds and the half-width of its 95 % interval.
 
-    The half-width has two parts: one follows from `half_widths`, the other is for the choice of
-    seeds. The squares of the parts are added (the method MOVER).
+    The half-width has two parts: one combines the seeds' `half_widths`, the other covers the choice
+    of seeds. The squares of the parts are added (the method MOVER).
 
     Args:
         values, half_widths: (S, ...), one for each seed.

@@ -56,7 +56,7 @@ def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Co
         words = " ".join(str(error).split()) or type(error).__name__
         sentence = printable(words, limit=ERROR_LIMIT)
         print("error:", sentence, file=sys.stderr)
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun prints it at the end of its report
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun's report shows this file
             record = {"message": f"error: {sentence}", "timestamp": int(time.time())}
             path = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
             path.write_text(json.dumps(record), encoding="utf-8")
@@ -64,7 +64,7 @@ def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Co
 
 
 def refuse_arguments(argv: Sequence[str]) -> None:
-    """Read the command line of a script without arguments. Raises: UserError if there are any."""
+    """Check that a script without arguments was given none. Raises: UserError."""
     if argv:
         raise UserError(f"expected no arguments, got {' '.join(argv)}")
 
@@ -99,7 +99,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
             raise
         raise UserError("some code called sys.exit() before the command was finished") from error
     except BrokenPipeError as error:
-        # Python would flush stdout again at its end, and fail.
+        # Python flushes stdout when it ends. Without this redirection that would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UserError("the program that reads the output has ended, as head does") from error
     except OSError as error:

@@ -40,16 +40,17 @@ def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterato
 
 
 def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
-    """Call functions in order, or with `at_once` in threads. Returns: the results, in order.
+    """Call functions one after the other, or in threads if `at_once`.
 
-    Raises: the error of the first call that failed."""
+    Returns: the results, in the order of `calls`.
+    Raises: the error of the first of `calls` that failed."""
     if not at_once:
         return [call() for call in calls]
     return list(map_in_threads(lambda call: call(), calls, MAX_THREADS))
 
 
 def start_thread(call: Callable[[], Any], results: SimpleQueue, key: Any = None) -> None:
-    """Call a function in a new thread, which puts `(key, future)` into `results` when it is done.
+    """Call a function in a new thread, which puts `(key, future)` into `results` after the call.
 
     `future.result()` returns what the call returned, or raises what it raised."""
     future: Future = Future()
@@ -62,7 +63,7 @@ def start_thread(call: Callable[[], Any], results: SimpleQueue, key: Any = None)
 
 
 def _settle(future: Future, call: Callable, *args) -> None:
-    """Call a function, and give what it returns or raises to a future."""
+    """Call a function, and store its result or its error in a future."""
     try:
         future.set_result(call(*args))
     except BaseException as error:  # `future.result()` raises it again

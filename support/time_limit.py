@@ -26,7 +26,7 @@ LAST_RESORT_S = 10.0  # seconds from the time limit to the exit of a hanging pro
 CHUNK_S = 0.5  # seconds after which a batch of `limit_items` ends
 STDERR = 2  # file descriptor
 TIME_OUT = "no answer within"
-RING = signal.SIGURG  # ignored by a process without a handler
+RING = signal.SIGURG  # without a handler, a process ignores this signal
 # The handlers of these signals are restored after a call: an environment may have changed them.
 SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -38,7 +38,7 @@ class EnvError(Exception):
 
 
 class TimeUp(BaseException):
-    """The time is over. "except Exception" does not catch TimeUp, because it is no Exception."""
+    """The time is over. An environment's "except Exception" does not catch a BaseException."""
 
 
 def time_out(limit_s: float) -> str:
@@ -54,7 +54,7 @@ def is_time_out(error: str | None) -> bool:
 def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
     """Call a function with a time limit. Limits may be nested.
 
-    Raises: EnvError if the call exceeds the limit, or what the call raises."""
+    Raises: EnvError if the call exceeds the limit. Other errors of the call are not changed."""
     if threading.current_thread() is not threading.main_thread():
         return _call_in_thread(limit_s, call, *args, **options)
     limit = TimeLimit(limit_s)
@@ -72,11 +72,11 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
 
 
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the items of an iterator, with a time limit.
+    """Yield the items of an iterator, with a time limit for each batch of items.
 
-    Setting a limit takes longer than making one item. So the limit is for a batch of items. A batch
-    ends with the first item after CHUNK_S seconds.
-    Raises: EnvError if a batch exceeds the limit, or what the iterator raises."""
+    A limit for each item would take longer to set than the item takes to make. A batch ends with
+    the first item after CHUNK_S seconds.
+    Raises: EnvError if a batch exceeds the limit. Errors of the iterator are not changed."""
 
     def next_items() -> list:
         ends_at = time.monotonic() + CHUNK_S
@@ -104,9 +104,9 @@ def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
 class TimeLimit:
     """A context in the main thread that raises TimeUp after `limit_s` seconds.
 
-    TimeUp is raised every REPEAT_S seconds, because the code may catch it. If the code still runs
-    after LAST_RESORT_S more seconds, the process prints where it hangs and ends with exit code
-    1."""
+    From then on TimeUp is raised every REPEAT_S seconds, because the code may catch it. If the code
+    still runs LAST_RESORT_S seconds after the limit, the process prints where it hangs and ends
+    with exit code 1."""
 
     active: list["TimeLimit"] = []  # outermost first
 
@@ -137,7 +137,7 @@ class TimeLimit:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.handlers.items():
-            if handler is not None:  # None: not set by Python
+            if handler is not None:  # None: not set by Python, so Python cannot restore it
                 signal.signal(number, handler)
         faulthandler.cancel_dump_traceback_later()
         TimeLimit.active.remove(self)
@@ -155,7 +155,8 @@ def _raise_time_up(*_) -> None:
 class Watchdog:
     """A thread that sends RING to the main thread whenever an active time limit is over.
 
-    The watchdog shares no lock with the main thread: TimeUp may end code that holds a lock."""
+    The two threads share no lock, because TimeUp may interrupt the main thread while it holds a
+    lock."""
 
     def __init__(self):
         self.thread: threading.Thread | None = None
@@ -164,7 +165,7 @@ class Watchdog:
 
     def look_at(self, moment: float) -> None:
         """Make the thread check the time limits at `moment`, a time of time.monotonic()."""
-        if self.thread is None or not self.thread.is_alive():  # in a forked process it is dead
+        if self.thread is None or not self.thread.is_alive():  # a fork copies no threads
             self.wakes_at = math.inf
             self.thread = threading.Thread(target=self._run, daemon=True)
             self.thread.start()

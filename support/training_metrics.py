@@ -79,10 +79,10 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Metrics of scores and successes inside groups.
 
-    Args: stats: of the raw scores of P groups; successes (B,) bool or 0/1, group after group;
-        group_size N.
-    Returns: in_group_* (means over groups, in reward units), and fractions: zero_std_frac (groups
-        without variance), pass@N (groups with a success).
+    Args: stats: statistics of the raw scores of P groups; successes: (B,) bool or 0/1, group after
+        group; group_size: N.
+    Returns: in_group_*: means over groups, in reward units; zero_std_frac: fraction of groups with
+        std 0; pass@N: fraction of groups with a success.
     >>> stats = GroupStats(torch.tensor([0.5, 0.0]), torch.tensor([0.7, 0.0]), torch.ones(2))
     >>> metrics = rollout_metrics(stats, torch.tensor([0, 1, 0, 0]), group_size=2)
     >>> metrics["pass@2"], metrics["zero_std_frac"]
@@ -103,10 +103,10 @@ def mean_over_steps(
 ) -> dict[str, float]:
     """Average metrics over the optimizer steps of an iteration.
 
-    Steps are weighted by their response tokens. So means over the tokens of the mini-batches become
-    a mean over all tokens. (observation_nll, a mean over observation tokens, has the same weights.)
-    Gradient norms have equal weights. logprob_diff_* are from the first
-    step: before it, engine and trainer have the same weights.
+    A step counts in proportion to its response tokens. So a mean over the tokens of each mini-batch
+    becomes a mean over all tokens. (observation_nll is averaged in the same way, although it is a
+    mean over observation tokens.) For gradient norms all steps count equally. logprob_diff_* are
+    those of the first step, because engine and trainer have the same model weights before it.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, tokens_per_step=[1, 3])
     {'entropy': 1.5, 'grad_norm': 1.5}

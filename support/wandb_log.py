@@ -35,10 +35,11 @@ FINISH_TIMEOUT_S = 300
 class WandbLog:
     """Writes the log of a run to Weights & Biases, online or offline.
 
-    Errors at the start end the run. After a later error, the run goes on without W&B.
+    If W&B does not start, the training run ends. After a later error, it goes on without W&B.
 
-    Args: first_step: the first iteration of this process; 1 begins a new W&B run.
-    Raises: UserError if W&B refuses to start."""
+    Args: first_step: the first iteration of this process. If it is 1, a new W&B run begins;
+        otherwise the earlier W&B run continues, if there is one.
+    Raises: UserError if W&B does not start."""
 
     def __init__(self, out_dir: Path, first_step: int, config: Config):
         import wandb
@@ -91,7 +92,7 @@ class WandbLog:
             self._end(error)
 
     def close(self, exit_code: int = 0) -> None:
-        """End the W&B run. Args: exit_code: 0 for a complete run; its page is then sent to W&B."""
+        """Send the page of tools.view if `exit_code` is 0 (a complete run), and end the W&B run."""
         if not self.run:
             return
         try:
@@ -108,9 +109,9 @@ class WandbLog:
         reason = printable(" ".join(str(error).split()))
         print(f"W&B gets no more data ({reason}); metrics.jsonl has all metrics", flush=True)
         self.run = None
-        # At exit, wandb calls its background process, and prints a traceback if that process was
-        # killed. `_tear_down` makes this call first, and hides the error. It comes first because
-        # functions of atexit run in reverse order.
+        # wandb's exit function calls its background process, and prints a traceback if this process
+        # was killed. `_tear_down` makes the same call and hides the error. It runs before wandb's
+        # function, because Python runs exit functions in the reverse order of their registration.
         atexit.register(self._tear_down)
 
     def _tear_down(self) -> None:

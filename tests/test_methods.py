@@ -63,7 +63,7 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
         # The last turn of a win makes the rewards sum to 1.
         ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
         ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
-        # Progress counts up to 0.99; a win pays the rest.
+        # Progress pays at most 0.99 in all; a win pays the rest.
         ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
@@ -90,8 +90,8 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([2, None, None], False, [-1, 0]),
         ([3, None, 1], False, [-1, 5 / 3]),
         ([3, 0], True, [1]),
-        ([3, 0], False, [-1]),  # a plan of 0 moves without success counts as no plan
-        ([3, None], True, [1]),  # a finished game may have no plan
+        ([3, 0], False, [-1]),  # without success, a plan of 0 moves counts as no plan
+        ([3, None], True, [1]),  # the last state of a won game may have no plan
         ([None, 3, 0], True, [-2, 3]),  # without a plan at the start, the first distance is 1
         ([None, None], False, [-1]),
     ],
@@ -141,7 +141,7 @@ def test_gigpo_by_hand():
     batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
     options = dict(state_weight=2.0, turn_gamma=0.5)
     found, returns = estimate(*batch, estimator="dr_grpo", **options)
-    # (score - 0.5) + state_weight 2 * (G - mean of G in the state)
+    # An advantage is (score - 0.5) + 2 * (G - mean of G in the state). The 2 is state_weight.
     assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
     assert returns is None
     found, _ = estimate(*batch, estimator="grpo", **options)
@@ -270,13 +270,15 @@ def test_a_state_key_must_be_hashable(tmp_path):
 
 
 def test_turn_ppo_by_hand():
-    """Two turns have V = 1 and 2 at their first tokens. Values of other tokens must not count."""
+    """Two turns have V = 1 and 2 at their first tokens. The values of the other tokens must
+    have no effect."""
     rewards = torch.tensor([0.5, 0.0, 0.0, 0.0, 4.0], dtype=torch.float64)
     values = torch.tensor([1.0, 7.0, 2.0, 8.0, 9.0], dtype=torch.float64)
-    # gamma and lam of 9 must not count
+    # gamma and lam must have no effect, so they have the absurd value 9.
     discounts = starpo.Discounts(gamma=9.0, lam=9.0, turn_gamma=0.5, turn_lam=0.5)
     found, returns = methods.turn_ppo_advantages(rewards, values, [2, 3], [2], discounts)
-    # Advantage of turn 2: 4 - 2 = 2. Turn 1: delta 0.5 + 0.5 * 2 - 1 = 0.5, so 0.5 + 0.25 * 2 = 1.
+    # Turn 2 has the advantage 4 - 2 = 2. Turn 1 has delta = 0.5 + 0.5 * 2 - 1 = 0.5 and the
+    # advantage 0.5 + 0.25 * 2 = 1.
     assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
     assert returns.tolist() == [2.0, 2.0, 4.0, 4.0, 4.0]
     whitened, same_returns = estimate(
@@ -405,8 +407,8 @@ def test_gspo_by_hand():
 
 
 def test_ratios_beyond_the_bound_have_no_gradient_in_any_form():
-    """Log ratios are clamped to [-20, 20]. Of 19, 21 and -21, only 19 has a gradient, of size
-    exp(19)."""
+    """Log ratios are clamped to [-20, 20]. The tokens have the log ratios 19, 21 and -21, so only
+    the first has a gradient. Its size is exp(19)."""
     old = torch.tensor([-30.0, -30.0, -1.0])
     numbers = torch.arange(3)
     options = dict(clip_low=1.0, clip_high=float("inf"), num_tokens=1)
@@ -555,7 +557,7 @@ def test_a_group_of_one_cannot_wait_for_variance():
 
 
 def made_up(*num_actions, start=1):
-    """Return a trajectory with these numbers of actions and 1, 2, ... reply tokens in its turns."""
+    """Return a trajectory: turn i executes num_actions[i] actions and has i + 1 reply tokens."""
     turns = []
     for index, count in enumerate(num_actions):
         record = TurnRecord([], num_actions=count)
@@ -721,7 +723,7 @@ def with_settings(learner, kept, **changes):
 
 
 def test_a_masked_token_has_no_gradient(played):
-    """The raised log-probs of the engine make sequence_mask drop all tokens with A < 0."""
+    """The test raises the engine's log-probs, so sequence_mask drops all tokens with A < 0."""
     learner, kept, experience = played
     far = replace(experience, rollout_logprobs=experience.rollout_logprobs + 1.0)
     good = replace(far, advantages=far.advantages.clamp(min=0.0))
@@ -734,8 +736,8 @@ def test_a_masked_token_has_no_gradient(played):
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
-    """A void turn executes no action. Dropping a trajectory equals setting its advantages to 0 and
-    leaving its tokens out of the denominator."""
+    """A void turn executes no action. Dropping its trajectory gives the same gradient as
+    advantages of 0 for the trajectory, if its tokens are left out of the denominator."""
     learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])
@@ -847,7 +849,8 @@ def test_sampo_is_gspo_and_gigpo_with_a_filter():
 
 @pytest.mark.slow
 def test_neutral_values_change_no_metric_of_a_run(trained_folder, tmp_path, one_rank):
-    """With four optimizer steps an iteration, the policy differs from the engine."""
+    """An iteration takes four optimizer steps. After the first, the policy differs from the engine,
+    so the ratios are not 1."""
     settings = dict(estimator="grpo", batch_size=4, filter_keep=1.0)
     neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, segment="turn")
     plain = rows(tmp_path / "plain", trained_folder, **settings)

@@ -185,8 +185,8 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
-    # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. The
-    # kernel computes the queries of 1 2 again.
+    # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. For
+    # each piece, the kernel computes the queries of 1 2 again.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(
@@ -237,7 +237,8 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
         before, _ = Policy(random_model)(packed([(tokens, sampled)]), 1.0)
         tokens[3] = 500
         after, _ = Policy(random_model)(packed([(tokens, sampled)]), 1.0)
-    # Row i has the log-prob of token i + 1, because token 0 is not sampled. Token 3 has changed.
+    # Row i has the log-prob of token i + 1, because token 0 is not sampled. Token 3 has changed, so
+    # the rows from 2 on change.
     close(after[:2], before[:2], 1e-6)
     assert (after - before)[2:].abs().min() > 1e-3
 

@@ -245,7 +245,7 @@ def test_thoughts_that_identify_their_prompts_reach_the_bound():
 def test_a_policy_that_ignores_prompts_is_at_chance():
     row = torch.tensor([[-3.0, -0.5, -7.0, -2.0, -1.0]])
     noise = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    matrix = row.expand(3, 5) + 1e-5 * noise  # as forward passes differ by rounding
+    matrix = row.expand(3, 5) + 1e-5 * noise  # like the rounding errors of forward passes
     found = metrics_of(matrix, [0, 1, 1, 1, 2], [3, 1, 4, 2, 2])
     assert found["mi"] == pytest.approx(0, abs=1e-4)
     assert found["mi_seq"] == pytest.approx(0, abs=1e-4)
@@ -351,7 +351,7 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
         # RAGEN-2 divides by the moving average of the std, and does not average z-scores.
         zscore = second[f"mi_zscore_ema_{sampling}"]
         assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
-    oldest = {"mi_zscore_ema_first": 5.0}  # a row of an earlier version
+    oldest = {"mi_zscore_ema_first": 5.0}  # an earlier version wrote no average of the std
     assert measure(policy, played, chat, seed=1, history=[oldest]) == first
 
 

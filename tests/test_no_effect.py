@@ -20,8 +20,8 @@ from support.no_effect import READ_BY, given_settings, inert_settings, warn_iner
 from tools import check_env, crowd, play
 
 ROOT = Path(__file__).resolve().parent.parent
-# The filter keeps 2 of 4 groups of 4 trajectories: batch size 8 takes one optimizer step, 4 takes
-# two.
+# The filter keeps 2 of 4 groups of 4 trajectories. So batch_size=8 takes one optimizer step, and
+# batch_size=4 takes two.
 ONE = dict(num_groups=4, batch_size=8)
 ONE_GRPO = dict(**ONE, estimator="grpo")
 TWO_GRPO = dict(num_groups=4, batch_size=4, estimator="grpo")
@@ -259,9 +259,10 @@ def test_clips_act_on_mismatch_in_the_first_step():
         assert list(inert_settings(replace(config, **changes), given)) == ["value_clip"]
         again = replace(config, **changes, recompute_old_logprobs=True)
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
-        # The torch engine returns its log-probs for sequence_mask even if the trainer recomputes
-        # them. vLLM returns none, so the mask compares the policy with itself. sequence_ratio drops
-        # the importance weights, which depend on the engine's log-probs, so it has an effect, too.
+        # If the trainer recomputes the old log-probs, the torch engine still returns its own, so
+        # sequence_mask has an effect. vLLM then returns none, so the mask compares the policy with
+        # itself. sequence_ratio drops the importance weights, which need the engine's log-probs, so
+        # here it has an effect with the torch engine only.
         assert inert_settings(again, ["sequence_mask", "sequence_ratio"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
     without_engine = ["sequence_mask", "sequence_ratio"]

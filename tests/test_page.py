@@ -357,7 +357,7 @@ ORDERS = {
     "highest score first": [1, 0, 2, 3],
     "shortest first": [3, 2, 0, 1],
     "longest first": [0, 1, 2, 3],
-    # their mean surprises in nats are 2, (0 + 1.5 + 3 + 0.25 + 0.35) / 5 = 1.02, 0.5 and none
+    # mean surprises (-logprob) in nats: 2, (0 + 1.5 + 3 + 0.25 + 0.35) / 5 = 1.02, 0.5 and none
     "most surprising first": [0, 1, 2, 3],
     "least surprising first": [3, 2, 1, 0],
 }
@@ -436,7 +436,7 @@ def test_a_click_on_the_curve_opens_its_trajectories(page):
     page.select_option("#outcome", "out of turns")
     click_iteration(page, 1)
     assert rows_of(page) == [LAKE_GROUP] * 2
-    click_iteration(page, 4)  # no trajectory was recorded then, so the nearest iteration opens
+    click_iteration(page, 4)  # iteration 4 has no records, so the nearest one opens
     assert page.input_value("#iteration") == "iteration 3"
     place = place_of(page, "only-iteration=iteration+3")
     assert place["only-iteration"] == "iteration 3"

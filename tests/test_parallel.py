@@ -165,7 +165,8 @@ def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
 # ---------- the Qwen2.5 path
 
 
-# Like Qwen2.5's template, this template adds a default system prompt. Prompts must not contain it.
+# Like Qwen2.5's template, this template adds a default system prompt. The prompts of a run must not
+# contain this default.
 QWEN_TEMPLATE = (
     "{% if messages[0]['role'] != 'system' %}"
     "<|im_start|>system\nYou are Qwen.<|im_end|>\n"

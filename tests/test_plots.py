@@ -166,7 +166,7 @@ def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     (legend,) = axes.figure.legends
     entries = [text.get_text() for text in legend.get_texts()]
     assert entries == [" 95 % interval", " player under the same limits"]
-    (band,) = axes.collections  # at its ends: the intervals of 0 and 10 of 10 solved prompts
+    (band,) = axes.collections  # intervals of 0 of 10 solved at iteration 0, and 10 of 10 at 4
     heights = 100 * np.array([rate_interval(np.array([[win] * 10])) for win in (0, 1)])
     corners = band.get_paths()[0].vertices
     for iteration, ends in ((0, heights[0]), (4, heights[1])):

@@ -122,8 +122,8 @@ class Dinner(Env):
 
 @pytest.mark.parametrize("density", ["sparse", "dense", "balanced"])
 def test_a_lost_game_is_worth_less_than_a_won_one(density):
-    """A win pays 1, and nine of ten milestones at most 0.9. In meow-tea-taro a win pays 1 and the
-    nine milestones 9."""
+    """Here a win pays 1, and a loss after nine of ten milestones pays at most 0.9. In meow-tea-taro
+    a win pays 1 and such a loss pays 9."""
     totals = {}
     for end in ("cook", "eat", "wait"):
         env = Dinner(max_actions=10)

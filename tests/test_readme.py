@@ -103,7 +103,7 @@ def read_torchrun(arguments):
 
 
 def script_of(words):
-    """Return (name of the module, its arguments).
+    """Return (name of the module that a command runs, arguments of the module).
 
     Return ("", words) for programs other than Python and torchrun, and if the installed torchrun
     does not know an option.

@@ -659,7 +659,7 @@ def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
 
 
 def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, monkeypatch, capsys):
-    """Half of the free memory, which the cache may take, holds five rows."""
+    """The cache may take half of the free memory. Here this half holds five rows."""
     config = small_config(max_turns=2)
     expected = play(trained_model, chat, config)
     assert capsys.readouterr().out == ""
@@ -726,7 +726,8 @@ def test_batch_invariant_kernels_need_a_gpu(trained_model, chat, monkeypatch):
 
 
 def test_no_advice_for_an_unknown_cause(trained_model, chat, monkeypatch):
-    """An engine without a kernel for this head size fails with any max_running."""
+    """An engine without a kernel for this head size fails with any max_running, so the error must
+    not advise to lower max_running."""
 
     class Unsupported:
         def __init__(self, *_, **__):

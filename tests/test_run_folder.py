@@ -60,7 +60,7 @@ def test_settings_that_a_file_lacks_have_their_defaults(tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"config": {"seed": 3}}')
     assert load_saved(path) == Config(seed=3)
-    path.write_text('{"config": {"seed": 3, "num_samples": 64}}')  # num_samples was a setting
+    path.write_text('{"config": {"seed": 3, "num_samples": 64}}')  # num_samples was once a setting
     assert load_saved(path) == Config(seed=3)
     path.write_text('{"config": {"sequence": "turn"}}')  # the former name of `segment`
     assert load_saved(path) == Config(segment="turn")

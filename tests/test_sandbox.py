@@ -100,8 +100,8 @@ CONNECT = 'python -c "import socket; socket.{call}"'
 TCP = "create_connection(('127.0.0.1', {port}), 2)"
 UNIX = "socket(socket.AF_UNIX).connect('{folder}/door')"
 REMOUNT = "mount -o remount,bind,rw /usr && echo owned > /usr/owned"
-# attack -> its shell command. All placeholders are outside the sandbox: {secret} is a file, {port}
-# a TCP port that listens, {folder}/door a Unix socket that listens, {pid} a process.
+# attack -> its shell command. The placeholders stand for things outside the sandbox: {secret} is a
+# file, {port} a TCP port that listens, {folder}/door a Unix socket that listens, {pid} a process.
 HOSTILE = {
     "fork bomb": "bomb() {{ bomb | bomb & }}; bomb; sleep 1; exit 1",
     "fork bomb in Python": "python -c 'import os\nwhile True: os.fork()'",

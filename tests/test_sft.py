@@ -186,7 +186,7 @@ def test_fine_tuning_of_lora(trained_folder, tmp_path, capsys):
         out_dir=tmp_path / "run",
     )
     sft.main([FROZENLAKE, *[f"--{key}={value}" for key, value in settings.items()]])
-    # The adapters of a matrix (out, in) are A (2, in) and B (out, 2).
+    # A matrix (out, in) has the LoRA adapters A (2, in) and B (out, 2), so 2 (out + in) numbers.
     start = model.load_model(str(trained_folder))[0]
     sizes = [sum(p.shape) for n, p in start.named_parameters() if n.endswith("_proj.weight")]
     num_all = sum(p.numel() for p in start.parameters()) + 2 * sum(sizes)
@@ -250,7 +250,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(
     few = replace(config, sft_demos=3, sft_file="")
     shown = [sorted({t.seed[-1] for t in sft.packs_of(few, chat, step)[0]}) for step in (0, 1)]
     assert shown == [[0, 1], [0, 2]]
-    # The file has four games, two for a step, so step 2 takes those of step 0.
+    # The file has four games and a step takes two, so step 2 takes the games of step 0 again.
     assert sft.packs_of(config, chat, 2)[0][0].ids in [t.ids for t in read[:2]]
 
 

@@ -191,7 +191,8 @@ NORMALISED = [
     ("mean_std", "batch", [1 / R6, -0.75 / R6, -2.75 / R6, 4 / R6, -1.75 / R6, 0.25 / R6]),
     # -2.75 / R6 = -1.33 is clipped to -1
     ("asym_clip", "batch", [1 / R6, -0.75 / R6, -1, 4 / R6, -1.75 / R6, 0.25 / R6]),
-    # The first environment has no variance, so its rewards become 0. The other has std 5 / sqrt(2).
+    # The scores of environment 0 are equal, so its rewards become 0. Environment 1 has the std
+    # 5 / sqrt(2).
     ("mean_std", "env", [0, 0, -1 / R2, 4 * R2 / 5, 1 / R2 - 4 * R2 / 5, 0]),
 ]
 
@@ -207,7 +208,7 @@ def test_normalize_rewards_by_hand(method, over, expected):
 def test_asym_clip_by_hand():
     # Eleven zeros and 12 have mean 1 and variance (11 + 121) / 11 = 12.
     # 12 becomes (12 - 1) / sqrt(12) = 3.18, clipped to 3. 0 becomes -1 / sqrt(12) = -0.29.
-    # With -12, the signs are opposite, and -3.18 is clipped to -1.
+    # With -12 in place of 12, all signs are opposite, and -3.18 is clipped to -1.
     for sign, bound in ((1, 3.0), (-1, -1.0)):
         rewards = starpo.normalize_rewards(
             doubles(*[0] * 11, sign * 12), [1] * 12, torch.zeros(12).long(), "asym_clip"
@@ -297,13 +298,13 @@ def test_filter_may_be_empty():
 
 
 def test_filter_count_survives_float_product():
-    # 0.29 * 100 = 28.999999999999996 in floats
+    # In floats 0.29 * 100 is 28.999999999999996, but 29 groups must be kept.
     scores = torch.stack([torch.zeros(100), torch.arange(1.0, 101.0)], 1).flatten()
     assert filtered(scores, 2, 0.29).tolist() == list(range(71, 100))
 
 
-# The values and the stds of four groups are 1, 3, 0, 2, with the sum 6. Softmax of 3, 2, 1, 0:
-# 20.09, 7.39, 2.72 and 1, divided by their sum 31.19, are 0.644, 0.237, 0.087 and 0.032.
+# The values and the stds of four groups are 1, 3, 0, 2, with the sum 6. The softmax of 3, 2, 1, 0
+# is 0.644, 0.237, 0.087 and 0.032: 20.09, 7.39, 2.72 and 1, divided by their sum 31.19.
 @pytest.mark.parametrize(
     "strategy, keep, options, kept",
     [
@@ -360,7 +361,8 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
         1,
         3,
     ]
-    # top_p_softmax allows negative values: of e^-1 + e^4 + e^3, e^4 is 0.73 and e^4 + e^3 0.995.
+    # top_p_softmax allows negative values. The sum is e^-1 + e^4 + e^3. The share of e^4 is 0.73,
+    # and that of e^4 + e^3 is 0.995.
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
     assert starpo.filter_groups(values, std, keep=0.72, strategy="top_p_softmax").tolist() == [2]
 
@@ -519,15 +521,18 @@ def test_whiten_without_variance():
 
 # ---------- advantages
 
-# COUNTS: turns of each trajectory. A group has three trajectories. LENGTHS: tokens of each turn.
+# COUNTS has the number of turns of each trajectory, and LENGTHS the number of tokens of each turn.
+# A group has three trajectories.
 COUNTS = [3, 1, 2, 1, 4, 2]
 LENGTHS = [1, 3, 2, 1, 2, 2, 4, 1, 1, 5, 2, 3, 1]
 DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 
 
 def episodes(dense=True):
-    """Return rewards and values of tokens. If `dense`, each token has a reward, as with KL in the
-    reward."""
+    """Return the rewards and the values of all tokens.
+
+    If `dense`, each token has a reward, as with a KL penalty in the reward. Else only the last
+    tokens of turns have one."""
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
@@ -555,7 +560,9 @@ def estimate(estimator, rewards, values=None, **options):
 
 
 def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
-    """Slow reference: GAE of one trajectory, given as turns, from its last token to the first."""
+    """Slow reference: GAE of one trajectory, computed from its last token to its first.
+
+    Args: rewards, values: for each turn, a list with one number for each token."""
     advantages, next_value, next_advantage = [], 0.0, 0.0
     for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
         for t in reversed(range(len(turn_rewards))):
@@ -664,8 +671,8 @@ def test_trajectories_have_one_advantage_for_all_their_tokens(estimator):
 
 def test_turn_level_advantages_by_hand():
     # With discount 0.5, rewards (1, 0, 2) and (0, 1) give returns-to-go (1.5, 1, 2) and (0.5, 1).
-    # The first turns have 1.5 and 0.5. The second turns are equal. The third turn has no other to
-    # compare with.
+    # The first turns have the returns 1.5 and 0.5. The second turns have equal returns. Only one
+    # trajectory has a third turn, so this turn has no other to compare with.
     rewards = doubles(1, 0, 0, 2, 0, 0, 1)
     half, small = 1 / 2, 0.5 / (math.sqrt(0.5) + 1e-6)
     for estimator, x in (("dr_grpo", half), ("rloo", 1.0), ("grpo", small)):
@@ -700,7 +707,7 @@ def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
         expected += [a] * length
     found, _ = estimate(estimator, rewards, turn_level=True, turn_gamma=turn_gamma)
     close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
-    # the turns that only one member of the group reached have 2, 5 and 2 tokens
+    # Only one member of a group reached the turns of 2, 5 and 2 tokens, so their advantage is 0.
     assert expected.count(0.0) == 2 + 5 + 2
 
 
@@ -869,7 +876,7 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
 @pytest.mark.parametrize(
     "aggregation, expected",
     [
-        ("token_mean", [1, 1, 1, 1]),  # weights / 4 tokens = 1/4
+        ("token_mean", [1, 1, 1, 1]),  # divided by the 4 tokens: 1/4
         ("seq_mean_token_mean", [2, 2 / 3, 2 / 3, 2 / 3]),  # 1/2 * (1, 1/3, 1/3, 1/3)
         ("seq_mean_token_sum", [2, 2, 2, 2]),  # 1/2
         ("constant", [0.2, 0.2, 0.2, 0.2]),  # 1/2 / 10

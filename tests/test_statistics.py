@@ -51,7 +51,8 @@ def test_t_quantiles():
     # With two degrees of freedom, the distribution function is 1/2 + t / (2 sqrt(2 + t^2)).
     t = t_quantile(2)
     assert 0.5 + t / (2 * math.sqrt(2 + t * t)) == pytest.approx(0.975, abs=1e-6)
-    # More than ten degrees of freedom have the quantile of ten, which is a little too large.
+    # For more than ten degrees of freedom, the function returns the quantile of ten, which is a
+    # little too large.
     assert t_quantile(10) == t_quantile(99) == 2.2281
 
 
@@ -114,7 +115,8 @@ def test_difference_interval_by_hand():
     low, high = difference_interval(a, b)
     half = 1.959964 * math.sqrt(0.0596 / 100)
     assert (low, high) == pytest.approx((2 / 98 - half, 2 / 98 + half))
-    # Four wins more and none fewer: the sign test has p = 0.125, so 0 must not be excluded.
+    # Here a wins 4 that b loses, and b wins none that a loses. The sign test has p = 0.125, so the
+    # interval must contain 0.
     low, _ = difference_interval(np.ones((1, 100)), np.array([[0] * 4 + [1] * 96]))
     assert low < 0
 
@@ -156,8 +158,8 @@ def draw_seed_rates(rng, rate, spread, shape):
     """Draw rates from a normal distribution around `rate`, with a standard deviation of at most
     `spread`.
 
-    The spread is reduced near 0 and 1: if many seeds had a rate of exactly 0 or 1, two seeds would
-    often show no spread.
+    Near 0 and 1 the standard deviation is smaller. Else many seeds would be clipped to a rate of
+    exactly 0 or 1, and two seeds would often show no spread.
     """
     room = min(rate, 1 - rate)
     spread = min(spread, room / 2)
@@ -166,7 +168,9 @@ def draw_seed_rates(rng, rate, spread, shape):
 
 
 def play(rng, rates, luck, num_games):
-    """Return the shares of won games: (repeats R, seeds S, instances). Args: rates: (R, S)."""
+    """Return the share of won games of each instance, (repeats R, seeds S, instances).
+
+    Args: rates: (R, S), the win rate of each seed."""
     rates = rates[..., None]  # (R, S, 1)
     own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)
     chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)

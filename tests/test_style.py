@@ -22,12 +22,12 @@ MAX_COLUMNS = 100
 MAX_LINES_OF_FUNCTION = 60
 MAX_MEAN_DENSITY = 5.5  # expression nodes per line of code
 MAX_FILE_DENSITY = 6.5
-MAX_NESTED = 5  # in all files together
+MAX_NESTED = 5  # nested comprehensions in all files together
 DENSE_FILES: dict[str, str] = {}  # file -> reason
 WIDE_FILES: dict[str, str] = {}  # file -> reason
 
-# Floors, the lowest first. A module imports from lower floors, and from modules of its own package
-# on its own floor.
+# The modules in floors, the lowest first. A module may import only from lower floors, and from
+# modules of its own package on its own floor.
 FLOORS = (
     "configurator packing support.statistics support.collapse_signs support.precision"
     " support.budget_warnings support.quotes support.threads support.code_version",
@@ -194,7 +194,7 @@ def code_lines(source, tree):
 def is_packed(node):
     """Whether a node is a statement such as `f(), g()` or `a, b = f(), g()`.
 
-    In an assignment, two parts must be calls, conditionals or comprehensions."""
+    An assignment counts if two or more of its values are calls, conditionals or comprehensions."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Tuple)
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
@@ -410,7 +410,8 @@ def test_core_files_need_few_packages(path):
 
 
 def find_swallowed_errors(tree):
-    """Yield lines of handlers that catch every error, and neither raise nor pass it to a Future."""
+    """Yield the line of each `except` that catches all errors and neither raises nor calls
+    `Future.set_exception`."""
     broad = {"Exception", "BaseException"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
@@ -425,8 +426,9 @@ def find_swallowed_errors(tree):
 
 
 def find_defaults(tree):
-    """Yield lines that call getattr(.., key, default) or config.get(key, ..), if `key` is computed
-    or is the name of a setting."""
+    """Yield lines that may give a setting a default: getattr(.., key, ..) or config.get(key, ..).
+
+    A call counts if `key` is the name of a setting or is computed."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

@@ -148,8 +148,9 @@ def test_the_expert_wins_textworld(spec):
 @pytest.mark.slow
 @needs_textworld
 def test_densities_of_a_simple_game():
-    """Of 8 commands, sparse rewards pay only the last. Balanced rewards also pay for the kitchen
-    and the chips, dense rewards also for drawer, key, unlocked door and open door."""
+    """A win takes 8 commands. Sparse rewards pay only for the last command, balanced rewards also
+    for the kitchen and the chips, and dense rewards also for the drawer, the key, the unlocked door
+    and the open door."""
     for rewards, payments in (("sparse", 1), ("balanced", 3), ("dense", 7)):
         env = opened(f"textworld:game=simple,rewards={rewards}", 1)
         paid = [env.step(command).reward for command in env.plan(99, 1)]

@@ -241,7 +241,8 @@ def test_a_shop_passes_the_checks(tmp_path):
 
 
 def test_names_that_share_all_words(tmp_path):
-    """A search finds only three of the names with the same words. Tasks ask about these three."""
+    """All names consist of the same words, so a search for any name finds the first three. Tasks
+    must ask only about these three."""
     words = "red big mug old pot tin".split()
     rows = []
     for number, name in zip(range(300), permutations(words), strict=False):
@@ -341,7 +342,7 @@ RIVERS = [
     [
         # The query is the title in the question, though the passage Basel has the answer, too.
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
-        # Without a title in the question, its words are the query.
+        # The question names no title, so the query is all words of the question.
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
         # If title and words do not find the answer, the last query names a passage that
         # has the answer.
@@ -350,7 +351,8 @@ RIVERS = [
             "Mediterranean",
             ["search The Rhine", "search The Nile"],
         ),
-        # A result shows only 300 characters of a passage, and the answer follows them.
+        # A result shows only 300 characters of a passage. This answer comes after them, so no
+        # result shows it, and the player searches only once.
         ("Where does the Elbe end?", "Germany", ["search Where does the Elbe end"]),
         ("Is the Nile long?", "yes", ["search The Nile"]),
     ],

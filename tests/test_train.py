@@ -44,7 +44,8 @@ CRITIC_KEYS = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance
 POLICY_KEYS = {"pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "grad_norm"}
 POLICY_KEYS |= {"masked_frac", "observation_nll", "learning_rate"}
 UPDATE_KEYS = POLICY_KEYS | CRITIC_KEYS | {"logprob_diff_mean", "logprob_diff_max"}
-# `regime` may be None without an update, and the collapse keys without a measurement.
+# These keys may be None: `regime` in an iteration without an update, and the collapse keys in an
+# iteration that does not measure collapse.
 SOMETIMES_UNKNOWN = {"regime", *COLLAPSE_KEYS}
 
 
@@ -232,7 +233,8 @@ def test_kl_is_measured_against_the_start(kl_run):
 
 @pytest.mark.slow
 def test_the_sampler_always_has_the_newest_weights(kl_run):
-    """The only optimizer step of an iteration begins at the policy that sampled."""
+    """The only optimizer step of an iteration begins at the policy that sampled. So all ratios
+    are 1."""
     for row in kl_run:
         assert row["approx_kl"] < 1e-8 and row["clipfrac"] == 0 and row["grad_norm"] > 0
 

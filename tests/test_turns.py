@@ -142,7 +142,7 @@ def test_surplus_actions_are_reported():
     assert outcome.reward == pytest.approx(-0.3) and outcome.record.num_actions == 2
     head = "Reward -0.3. Not executed, over the limit: 2.\nTurn 2 of 5, 8 actions left.\n"
     assert outcome.user.startswith(head)
-    # The trajectory has one action left of three, and the reply has two.
+    # max_actions is 3. The first reply takes two actions, so the second reply has one too many.
     episode = episode_in(ROOM_BOARD, max_actions=3)
     reply = "<think>a</think><answer>Left || Right</answer>"
     assert episode.step(reply).reward == pytest.approx(-0.2)

@@ -165,7 +165,7 @@ def test_micro_batches_change_nothing(trained_folder, monkeypatch, kind):
 
 
 def trajectories_in(batch):
-    """Return the token ids of each trajectory of a pack, with those of the prefixes it shares."""
+    """Return the token ids of each trajectory of a pack, those of shared prefixes included."""
     parts = batch.ids.split(batch.lengths)
     inner = {i for context in batch.contexts for i in context}
     found = []

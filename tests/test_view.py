@@ -26,7 +26,7 @@ HOSTILE = (
     "</script><script>window.hacked = 1</script><!-- "
     '<img src="x" onerror="window.hacked = 2"> & \u2028 \ud800 \u202e \x1b[2J {{style}}'
 )
-# Invisible characters are shown as escapes.
+# HOSTILE as the page shows it: invisible characters are escapes.
 SHOWN = (
     "</script><script>window.hacked = 1</script><!-- "
     '<img src="x" onerror="window.hacked = 2"> & '

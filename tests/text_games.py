@@ -1,6 +1,6 @@
 """What the tests of the text worlds share: instances made by hand, and helpers.
 
-This file imports little, because another process loads it.
+This file imports little, because a test loads it in new processes.
 """
 
 import hashlib
