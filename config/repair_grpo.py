@@ -1,7 +1,9 @@
 # StarPO-S with GRPO on Repair: the agent reads a function, runs tests, edits lines and submits.
 # Launch:  torchrun --standalone train.py config/repair_grpo.py
 
-env = "repair:reward=ratio"  # pays (repaired - broken) / failing hidden tests, at least 0
+# A game earns (p - f) / (1 - f), or 0 if this is negative. f is the share of the hidden tests that
+# pass before the agent's edits, and p is the share that pass after them.
+env = "repair:reward=ratio"
 estimator = "grpo"
 max_turns = 8
 actions_per_turn = 1

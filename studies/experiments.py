@@ -49,7 +49,8 @@ class Experiment:
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
     curves: dict[str, Curve]  # label -> curve; a label begins with the environment
     scales: tuple[str, ...] = ("tiny", "full")  # keys of SCALES, the default first
-    # The table is studies/{files}.md, the picture .png. '' = papers/ and the key in EXPERIMENTS.
+    # The table is studies/{files}.md, and the picture is studies/{files}.png. '' stands for
+    # papers/NAME, where NAME is the key of the experiment in EXPERIMENTS.
     files: str = ""
 
 
@@ -144,8 +145,9 @@ def collapsing() -> dict[str, Curve]:
     lower rates.
 
     An iteration samples 32 trajectories (dynamic sampling: up to 96). It makes four optimizer steps
-    on 8 trajectories each, or one step on all kept ones ("one step" in a name), or eight ("two
-    epochs"). StarPO-S keeps 8 of the 32 trajectories, so its four steps have 2 trajectories each.
+    on 8 trajectories each. With "one step" in its name, a method makes one step on all trajectories
+    that it keeps. With "two epochs" it makes eight steps. StarPO-S keeps 8 of the 32 trajectories,
+    so its four steps have 2 trajectories each.
     Dynamic sampling and SAMPO drop groups of equal rewards, so they may make fewer than four steps.
     The bfloat16 engine is tried at 1e-3, where StarPO does not collapse in float32.
     """
@@ -266,10 +268,10 @@ def echo_trap() -> dict[str, Curve]:
 
 
 def jobs() -> dict[str, Curve]:
-    """Return curves on bandits whose arms are named after jobs, each with its own cold start (SFT).
+    """Return curves on bandits whose arms are named after jobs.
 
-    The two curves with one pair of jobs compare replies with and without thoughts, like table 4 of
-    the paper."""
+    Each curve has its own cold start (SFT). The two curves with one pair of jobs compare replies
+    with and without thoughts, like table 4 of the paper."""
     one_pair = {"num_iterations": 12, "eval_every": 4}
     return {
         "bandit one pair, with thoughts": on_jobs("bandit_transfer", **one_pair),
@@ -310,7 +312,7 @@ def quest_sft(**overrides: object) -> Curve:
     return curve("quest_ppo", "single_turn", sft_steps=1000, sft_batch_size=8, **overrides)
 
 
-# After this SFT stage, a policy solves only a part of the quests.
+# After this SFT stage, a policy solves only a part of the quests, so RL can still improve it.
 QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)
 REPAIR_SFT = Curve(
     ("repair_grpo",),

@@ -25,13 +25,13 @@ from tools.plotting.style import (
 )
 
 CAPTION = """\
-In the picture (the .png file beside this page), a line is the mean of the seeds. The band around
-evaluations is the 95 % interval over prompts and seeds, as in the table. Of evaluations during
-training only the rates are recorded, not which prompts were solved. So their band is the widest
-interval that fits these rates. All other metrics are from training. Their lines are moving averages
-over nine iterations, and their bands are the range of the seeds. Dashed lines, if there are any,
-are reference players with the policy's limits on turns and actions. A triangle marks a first
-warning."""
+In the picture (the .png file beside this page), a line is the mean of the seeds. Around an
+evaluation, the band is the 95 % interval over prompts and seeds, as in the table. For evaluations
+during training, only the rates are recorded, not the results by prompt. There the band is the
+widest interval that fits the rates. The panels of other metrics show training: a line is a moving
+average over nine iterations, and a band is the range of the seeds. A dashed line, if there is one,
+is a reference player with the policy's limits on turns and actions. A triangle marks the first
+warning of a seed."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
 
@@ -91,7 +91,7 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
     The band is `success_band` for evaluations, and the range of the seeds for other metrics. A
     triangle marks the first warning of a collapse in a seed.
     """
-    iterations, values = stack_seeds(rows, metric)  # (S, number of iterations)
+    iterations, values = stack_seeds(rows, metric)  # (I,), (S, I)
     if not len(iterations):
         return
     if metric != "eval_success":
@@ -115,7 +115,7 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw the players whose success is equal in all curves. Returns: the labels of the players."""
+    """Draw each reference player that has the same success in all curves. Returns: their labels."""
     players = []
     for rows in curves.values():
         wins = {name: games[0] for name, games in wins_of_run(rows).items()}
@@ -131,7 +131,7 @@ def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
 
 
 def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the iterations (I,), and the values (S, I) with NaN for missing values."""
+    """Return I iterations (I,), and the values of S seeds (S, I) with NaN for missing values."""
     seeds = [series(row).get(metric, {}) for row in rows]
     iterations = sorted(set().union(*seeds))
     values = []

@@ -51,11 +51,12 @@ if TYPE_CHECKING:
 
 DOCS = Path("docs")
 WORLDS = {"sokoban": "Sokoban, 6x6 rooms", "frozenlake": "FrozenLake, slippery"}
-REFERENCES = {  # row of studies/imitation/table.md -> label of its line
+REFERENCES = {  # row of studies/imitation/table.md -> label of its line in the picture
     PLAYERS["optimal, 5 a turn"]: "optimal play",
     PLAYERS["random, closed loop"]: "random actions",
 }
-BARS = {BASE: ("before RL", "#9aa0a6"), "PPO": ("after RL", COLORS[0])}  # row -> label, colour
+# row of studies/imitation/table.md -> label and colour of its bar in the picture
+BARS = {BASE: ("before RL", "#9aa0a6"), "PPO": ("after RL", COLORS[0])}
 SEED = {
     "marker": "o",
     "color": "white",
@@ -92,7 +93,7 @@ def main(argv: list[str]) -> None:
 def train() -> None:
     """Start or continue RUN. If it is finished, train.py only prints its report.
 
-    Raises: UserError if train.py fails, for example because RUN has other settings."""
+    Raises: UserError if train.py fails, for example because RUN was started with other settings."""
     command = [sys.executable, *TRAIN]
     if subprocess.run(command).returncode:
         raise UserError(f"the run {RUN} is not finished; see the message above")

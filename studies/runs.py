@@ -47,8 +47,8 @@ def finished_rows() -> dict[Config, dict]:
     """Return settings -> row, for the rows in studies/rows/.
 
     Settings that a row lacks and those in ONLY_WRITING get their defaults. Rows with unknown
-    settings are left out. Rows of the tiny model are left out if they started from other weights
-    than those in base/.
+    settings are left out. A row of the tiny model is left out if its run started from other
+    weights than those in base/.
     """
     found = {}
     known = {field.name for field in fields(Config)}
@@ -155,8 +155,8 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
 
     "demonstrations" counts each demonstration once, "times shown" each time that SFT trains on it.
     "instances" counts the initial states, one for each group. "tokens, expert" counts the tokens of
-    replies that SFT trains on, "tokens, policy" the tokens of replies in rollouts (further rounds
-    of dynamic sampling are left out). The CPU times do not include evaluations.
+    replies that SFT trains on. "tokens, policy" counts the tokens of replies in rollouts, without
+    the further rounds of dynamic sampling. The CPU times do not include evaluations.
     """
     shown = 0
     different = 0

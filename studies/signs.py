@@ -14,7 +14,7 @@ from typing import NamedTuple
 from studies import tables
 
 DROP = 0.2  # fall of success that counts as a collapse
-WINDOW = 3  # the latest iterations, whose median is compared
+WINDOW = 3  # a sign compares the median over the latest WINDOW iterations with the first level
 FIRST = 5  # the first level of a metric is its median over iterations 1 to FIRST
 
 Row = dict  # the results of a run, see studies/runs.py

@@ -31,13 +31,13 @@ HEADINGS = (
 )
 COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted from "after RL"
 LEGEND = """\
-Success in % of n games, with a 95 % interval in brackets. If the results of seeds differ,
-parentheses hold the results. Differences are paired by seed and prompt. Intervals are over seeds
-and prompts (support/statistics.py). With two or three seeds, an interval is wide if the results
-of the seeds differ. With few seeds, even a narrow interval does not exclude that other seeds
-collapse. First warning: the iteration of the first sign of collapse (support/collapse_signs.py)
-for each seed; "-" means no sign. A player with a closed loop sees the result of each action
-before it chooses the next one. A player with "1 a turn" chooses one action a turn."""
+Success is in % of n games, with a 95 % interval in brackets. If the seeds differ, parentheses hold
+the result of each seed. Differences are paired by seed and prompt. Intervals cover seeds and
+prompts (support/statistics.py). With two or three seeds, an interval is wide if the results of the
+seeds differ. Even a narrow interval does not exclude that another seed collapses. The column "first
+warning" has, for each seed, the iteration of the first sign of collapse
+(support/collapse_signs.py), or "-" without a sign. A player with a "closed loop" sees the result of
+each action before it chooses the next one. A player with "1 a turn" chooses one action a turn."""
 
 
 # ---------- what rows hold
@@ -129,8 +129,8 @@ def fill(page: str, contents: dict[str, str]) -> str:
 
 
 def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
-    """Return wins by the name of a row of the table. The row of the first environment is named
-    LABEL. The row of another environment is named "LABEL on ENV"."""
+    """Return name of a table row -> wins. The row of the first environment is named LABEL. The row
+    of another environment is named "LABEL on ENV"."""
     named = {}
     for env, wins in wins_by_env(rows).items():
         named[f"{label} on {env}" if named else label] = wins

@@ -110,7 +110,8 @@ def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tm
 def write_run(folder, *, moves):
     """Write the folder of a run with three games: two lost in one turn, one won in three turns.
 
-    Args: moves: in what direction the action Right moves the agent in the first turn of a game."""
+    Args: moves: the direction in which the agent moves in the first turn of each game. The
+        action of this turn is Right, so ["Down"] is a slip."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}
     lost = record(LAKE, [turn], step=20, group=3, kept=True, filter_value=0.5)
     first = {**lost, "step": 1}
@@ -141,7 +142,7 @@ def test_a_run_without_slips_is_an_error(tmp_path):
 def test_pictures_of_a_run_are_drawn(tmp_path, browser):
     run = write_run(tmp_path, moves=["Down"])
     readme_pictures.draw_run(browser, run, tmp_path / "agent.gif", tmp_path / "view.png")
-    assert Image.open(tmp_path / "agent.gif").n_frames == 4  # one a turn, and the final board
+    assert Image.open(tmp_path / "agent.gif").n_frames == 4  # three turns, and the final board
     screenshot = Image.open(tmp_path / "view.png")
     assert screenshot.size == (2560, 1720)
     assert len(screenshot.convert("RGB").getcolors(maxcolors=100_000)) > 50  # not blank

@@ -132,7 +132,7 @@ def test_every_experiment_is_a_valid_run(scale):
 
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
 def test_curves_of_an_experiment_are_different_runs(name):
-    """`curve` drops overrides that equal a default, which could make two curves equal."""
+    """`curve` drops overrides that equal a default. Two curves must not become equal by this."""
     curves = reproduce.EXPERIMENTS[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
@@ -207,7 +207,8 @@ def test_estimators_and_rewards_differ_in_what_they_name():
 
 @pytest.mark.parametrize("scale", PAPER_SCALES)
 def test_replies_to_repair_fit(scale):
-    """Demonstrated replies have up to 36 tokens with the tiny tokenizer, and more with Qwen's."""
+    """The limit of 32 in tiny_text.py is too low: demonstrated replies have up to 36 tokens with
+    the tiny tokenizer, and more with Qwen's."""
     config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
     assert config.max_response_tokens == 400
 
@@ -356,7 +357,8 @@ def test_points_of_two_seeds(results, monkeypatch):
     reproduce.show("fig6", "tiny")
     lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # Each seed has two evaluations. Seed 0 has one value of each metric, seed 1 two rewards only.
+    # Each seed has two evaluations. Seed 0 has one value of each metric. Seed 1 has
+    # two values of the reward, and no other metrics.
     assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",
@@ -498,7 +500,7 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """The setting `model` differs between these seeds, because its path contains the seed."""
+    """Seed 0 is estimated from the row of seed 1, although the seed is in the path `model`."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )
@@ -584,7 +586,8 @@ def test_two_iterations_of_one_entry_per_experiment(results, monkeypatch):
         return SimpleNamespace(returncode=0)
 
     launch_with(monkeypatch, run_here)
-    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals need the main thread
+    # The runs start in threads of a pool, but `Interruption` needs the main thread for signals.
+    nobody = nullcontext(SimpleNamespace(requested=lambda: False))
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
     experiments = {}
     for name in experiments_at("tiny"):

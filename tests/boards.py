@@ -22,8 +22,8 @@ LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
-# O is a hole in LAKE_BOARD and a target in ROOM_BOARD. In an instance, a cell is its index, counted
-# row by row from 0.
+# O is a hole in LAKE_BOARD and a target in ROOM_BOARD. Instances number the cells of a board row by
+# row, from 0.
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
 ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
 

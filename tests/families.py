@@ -76,9 +76,9 @@ SMOLLM2_TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
-# "/system_override" in the system message leaves out the metadata: dates and reasoning mode.
-# Without this word and without tools, the published template writes no <|im_end|> after the system
-# message.
+# If the system message contains "/system_override", the template leaves out the metadata: dates and
+# reasoning mode. Without this word and without tools, the published template writes no <|im_end|>
+# after the system message.
 SMOLLM3_TEMPLATE = """\
 {%- set system = messages[0].content %}
 {%- set thinks = enable_thinking is not defined or enable_thinking %}

@@ -85,8 +85,8 @@ def import_vllm():
 def inspect_in_this_process():
     """Let vLLM inspect a model class in this process.
 
-    By default vLLM inspects it in another process, so that this one does not initialize CUDA.
-    Starting the other process takes 13 CPU seconds."""
+    By default vLLM starts another process to inspect the class, so that this process does not
+    initialize CUDA. Starting the other process takes 13 CPU seconds."""
     registry = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda inspect: inspect()
 

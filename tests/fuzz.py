@@ -27,7 +27,7 @@ from rollout import Chat, collect, split_by_context
 from studies.base_model.tiny_model import build_tiny_tokenizer
 
 NUM_TURNS = 3  # per episode
-# The other environments need extra packages or files of the user.
+# The environments that are left out need extra packages or files of the user.
 ENV_NAMES = sorted(ENVS.keys() - {"textworld", "alfworld", "swe", "own_data", *HUBS})
 MARKS = [
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "user\n", "assistant\n"),

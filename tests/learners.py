@@ -62,7 +62,8 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
     for count in turns_per_trajectory:
         kept.append(Trajectory((0,), 0, turns[:count]))
         turns = turns[count:]
-    # By default all trajectories are one group. A Config would refuse a group of one trajectory.
+    # By default all trajectories are one group. SimpleNamespace takes the place of Config, because
+    # Config would refuse a group of one trajectory.
     config = SimpleNamespace(**{**vars(small_config()), "group_size": len(kept), **settings})
     learner = SimpleNamespace(config=config, estimator_state={})
     return train.estimate_advantages(learner, kept, rewards, values)

@@ -13,11 +13,12 @@ import isolation
 import pytest
 import torch
 
-# Slow modules other than torch are imported inside the fixtures that use them. With one thread,
-# sums are always added in the same order.
+# Slow modules other than torch are imported inside the fixtures that use them.
+
+# With one thread, sums are always added in the same order.
 torch.set_num_threads(1)
-# A background job of a shell ignores Ctrl-C, and so do its child processes. Some tests send Ctrl-C
-# to child processes, so Python's handler is restored.
+# If pytest is a background job of a shell, pytest and its child processes ignore Ctrl-C. Some tests
+# send Ctrl-C to child processes, so Python's handler is restored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # With three turns and short replies, a trajectory has about 320 tokens.

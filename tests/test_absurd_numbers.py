@@ -74,7 +74,7 @@ def test_sentences(arguments, sentence):
     assert str(error.value) == sentence
 
 
-# These settings enter computations with float32 tensors, so float32 must hold them.
+# These settings enter computations with float32 tensors, so their values must fit into float32.
 SCALARS = """
     adam_beta1 adam_beta2 adam_eps clip_high clip_low critic_lr dual_clip entropy_coef
     format_penalty gamma grad_clip importance_cap kl_coef lam learning_rate temperature turn_gamma

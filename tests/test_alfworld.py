@@ -141,7 +141,7 @@ def test_games_of_the_data_set_are_used_if_it_is_installed(tmp_path, monkeypatch
     name = "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1/game.tw-pddl"
     assert env.instance == ("alfworld", name)
     assert solve(env)[0].success
-    # The data set has no part=train, so a game is generated instead.
+    # The data set of this test has no part=train, so a game is generated instead.
     assert opened("alfworld:task=heat").instance[0] == "household"
 
     (folder / name).write_text("{}")

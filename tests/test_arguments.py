@@ -114,7 +114,7 @@ def test_right_arguments_go_on_to_torch(run_without_torch, command):
     expected = (1, "torch was imported\n")
     if command == "-m studies.reproduce":  # only its child processes import torch
         expected = (2, done.stderr)
-    if command == "-m tools.api_models":  # it asks the server for its models first
+    if command == "-m tools.api_models":  # this command first asks the server for its models
         url = "http://localhost:1"
         assert f"api_base={url!r}: requesting its list of models" in done.stderr
         assert f"error: api_base={url!r} cannot be reached" in done.stderr
@@ -263,7 +263,7 @@ def test_a_file_in_place_of_the_folder_is_said_at_once(run_without_torch, out_di
 
 
 def test_a_folder_without_permission_is_said_at_once(tmp_path, monkeypatch):
-    # os.access is replaced, because root may write anywhere
+    # os.access is replaced, because root can write to every folder, and tests may run as root
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     sentence = re.escape(f"cannot be written: you may not write to {tmp_path}")
     with pytest.raises(UserError, match=sentence):

@@ -120,7 +120,10 @@ def test_longest_expressions():
 
 
 def python_reads(text):
-    """Return (numbers, value) of an expression by Python's own parser; None if it is not legal."""
+    """Read an expression with Python's own parser.
+
+    Return (numbers, value), or None if the expression is not legal.
+    """
     if len(text) > 100 or not set(text) <= set("0123456789+-*/() "):
         return None
     without_zeros = re.sub(r"\b0+(?=\d)", "", text).strip()  # Python allows no leading zeros

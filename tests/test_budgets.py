@@ -1,4 +1,4 @@
-"""Tests that replies and games cut off by a limit, and games that cannot start, are reported."""
+"""Tests of what is reported if a limit cuts off a reply or a game, or if a game cannot start."""
 
 from configurator import UserError
 
@@ -57,7 +57,7 @@ class Script:
 
 
 def made_up(status, *turns, out_of_actions=None):
-    """Return a trajectory. A turn is a pair (`cut_by`, number of reply tokens)."""
+    """Return a trajectory. Each of `turns` is a pair (`cut_by`, number of reply tokens)."""
     made = []
     for cut_by, num_tokens in turns:
         error = "OSError: gone" if status == "error" else None
@@ -188,7 +188,7 @@ def test_a_run_says_it_once_and_at_its_end():
     history = [NO_CUTS] * 2 + [ALL_CUT] * 3 + [NO_CUTS] + [ALL_CUT]
     told = [budget_warning(history[:n]) for n in range(1, len(history) + 1)]
     assert told == ["", "", RAISE_REPLY, "", "", "", ""]
-    # rows of an older version do not count cut replies
+    # rows that an older version wrote have no metrics of cut replies
     assert budget_summary([{}] * 3) == budget_summary([]) == ""
     # Only the last 10 rows count. In 9 of these rows, all replies were cut off.
     wanted = RAISE_REPLY.replace("100%", "90%")
@@ -268,7 +268,9 @@ def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
     config = replace(config, sampling_rounds=2, max_error_frac=0.5)
     learner = SimpleNamespace(config=config, step=0, policy=None)
     played = train.collect_rollouts(learner, None, None)
-    assert asked == [3, 2]  # [3, 1] if [high, failed] counted as a group with variance
+    # Of the first three groups, only [low, high] counts, so two more are played. [high, failed] has
+    # two different scores, but does not count, because one of its games failed.
+    assert asked == [3, 2]
     kept = without_errors(played, 2)
     scores = torch.tensor([trajectory.score for trajectory in kept])
     assert scores.view(-1, 2).std(1).gt(0).sum() == 3

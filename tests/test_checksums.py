@@ -1,4 +1,4 @@
-"""Tests that damage to logs, models and the best policy is found."""
+"""Tests of the detection of damage to logs, models and the best policy."""
 
 from configurator import UserError
 
@@ -128,11 +128,11 @@ def test_the_best_policy_has_the_success_of_its_iteration(tmp_path):
         f"{best} was lost (there is no such folder{lost}",
     )
     best.mkdir()
-    # best/ of an older version has no iteration.json
+    # a best/ that an older version saved has no iteration.json
     assert find_best(tmp_path, rows) == (0.75, "")
     for step, success in ((3, 0.75), (4, 0.25), (5, 0.75)):
-        # best/ can be of step 4 only if the better policy of step 3 had been lost. If best/ is of
-        # step 5, the run crashed before it wrote the row of step 5.
+        # best/ holds the policy of step 4 only if the better policy of step 3 was lost. If best/
+        # holds the policy of step 5, the run crashed before it wrote the row of step 5.
         (best / "iteration.json").write_text(json.dumps({"step": step}))
         assert find_best(tmp_path, rows) == (success, "")
     write_checksums(best, "checksums.json")

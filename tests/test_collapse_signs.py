@@ -47,7 +47,7 @@ def measured(matrix, own, lengths=None):
     return {f"{key}_first": value for key, value in metrics_of(matrix, own, lengths).items()}
 
 
-# Each row has the log-probs of four thoughts after one of two prompts.
+# Two prompts, four thoughts: row i has the log-probs of all four thoughts after prompt i.
 UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)
 READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])
 CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])
@@ -137,7 +137,7 @@ def test_a_healthy_run_is_left_alone():
 def test_signs_are_reported_once(changes, sentence):
     rows = changed(changed(healthy(60), 0, success=0.3), 30, **changes)
     warnings = all_warnings(rows)
-    assert list(warnings) == [33]  # the third new value changes the median of five
+    assert list(warnings) == [33]  # the median of five rows changes at the third new value
     (warning,) = warnings[33]
     (new,) = changes.values()
     assert sentence in warning and warning.endswith(f" to {new:.3g}")

@@ -25,7 +25,7 @@ PLAYERS = {"greedy, closed loop": 4, "optimal, closed loop": 8}  # player -> pro
 
 @pytest.fixture(autouse=True)
 def quick_pictures(monkeypatch):
-    """Draw letters as outlines and pictures in low resolution, which is three times faster."""
+    """Draw pictures in low resolution, with letters as outlines: this is three times faster."""
     monkeypatch.setitem(style.STYLE, "pdf.fonttype", 3)
     monkeypatch.setattr(style, "DPI", 40)
 
@@ -37,7 +37,8 @@ def games(num_solved):
 def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **settings):
     """Write a finished run to out/`name`. Return its path.
 
-    Args: start: number of prompts solved before RL; solved: the numbers at iterations 2, 4, ...
+    Args: start: number of prompts solved before RL; solved: numbers of prompts solved at iterations
+        2, 4, ...
     """
     folder = Path("out", name)
     config = Config(
@@ -65,8 +66,8 @@ def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **set
 
 @pytest.fixture
 def two_arms(tmp_path, monkeypatch):
-    """Three runs each of GRPO and RLOO. After RL, GRPO solves no prompt; seeds 0, 1, 2 of RLOO
-    solve 2, 4, 6 of 8."""
+    """Three runs each of GRPO and RLOO. After RL, the GRPO runs solve no prompt. The RLOO runs with
+    seeds 0, 1 and 2 solve 2, 4 and 6 of the 8 prompts."""
     monkeypatch.chdir(tmp_path)
     grpo = [write_run(f"grpo_s{s}", [2, 0], seed=s, estimator="grpo") for s in range(3)]
     rloo = []
@@ -83,7 +84,7 @@ def lines_with(text, start):
 
 
 def change_settings(folder, until, **before):
-    """Record in the folder of a run that the settings `before` held until iteration `until`."""
+    """Record in a run's config.json that the settings `before` held until iteration `until`."""
     config = load_saved(folder)
     save_config(config, {}, folder, [(until, replace(config, **before))])
 
@@ -115,12 +116,12 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     grpo, rloo = two_arms
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    # The differences of the seeds, 2/8, 4/8 and 6/8, have mean 0.5 and std 0.25. Student's t of
-    # three seeds is 4.3027.
+    # With seeds 0, 1 and 2, RLOO is better by 2/8, 4/8 and 6/8. These have mean 0.5 and std 0.25.
+    # Student's t of three seeds is 4.3027.
     seeds_part = 4.3027 * 0.25 / math.sqrt(3)  # 0.62104
-    # The mean differences of the prompts are 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0. The method of the
-    # interval adds -1 and 1. The ten values have mean 0.4, mean square (2 + 8/9 + 2/9 + 2) / 10,
-    # variance 0.35111.
+    # Averaged over seeds, RLOO is better on the eight prompts by 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0.
+    # The method of the interval appends -1 and 1 to these eight values. The ten values have mean
+    # 0.4, mean square (2 + 8/9 + 2/9 + 2) / 10, variance 0.35111.
     prompts_part = 1.959964 * math.sqrt(0.351111 / 10)  # 0.36725
     half_width = math.hypot(seeds_part, prompts_part)  # 0.72150
     assert 0.5 - half_width == pytest.approx(-0.2215, abs=1e-4)
@@ -143,9 +144,9 @@ def test_a_certain_difference(two_arms, capsys):
     grpo, _ = two_arms
     best = [write_run(f"best_s{s}", [6, 6], seed=s, estimator="dr_grpo") for s in range(3)]
     compare.main([*grpo, "vs", *best, "--out=result"])
-    # The seeds agree, so only prompts vary. Of the differences of the eight prompts, six are 1 and
-    # two are 0. The method of the interval adds -1 and 1. The ten values have mean 0.6 and variance
-    # 0.44. 1.959964 * sqrt(0.044) = 0.41112
+    # The seeds agree, so only prompts vary. The difference is 1 for six of the eight prompts and 0
+    # for two. The method of the interval appends -1 and 1 to these eight values. The ten values
+    # have mean 0.6 and variance 0.44. The half width is 1.959964 * sqrt(0.044) = 0.41112.
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     sentence = "The arm named first is better: the interval is above 0."
     assert line == f"- best - grpo: 75.0 [33.9, 100.0] points. {sentence}"
@@ -181,7 +182,9 @@ def test_costs_up_to_a_success_rate(two_arms, capsys):
     assert "| rloo | 2 of 3 | 3 | 640 |" in text  # seeds 1 and 2 reach 50 % after two iterations
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    assert "## Cost of 25 % success" in text  # every run starts at 25 %
+    # Without --threshold, the level is the highest that every run reaches. GRPO reaches only 25 %,
+    # and every run starts at 25 %.
+    assert "## Cost of 25 % success" in text
     assert "| rloo | 3 of 3 | reached before RL | reached before RL |" in text
 
 
@@ -194,7 +197,7 @@ def test_dynamic_sampling_costs_the_tokens_of_all_sampled_groups():
 
 def test_a_start_that_reaches_the_success_of_some_seeds_is_named(two_arms, capsys):
     """The run that starts at 50 % pays nothing. The other run pays 3 CPU seconds and 640 tokens.
-    The means are 1.5 and 320."""
+    The means are 1.5, shown as 2, and 320."""
     late = write_run("mixed_s0", [4, 4], seed=0, estimator="dr_grpo")
     early = write_run("mixed_s1", [4, 4], start=4, seed=1, estimator="dr_grpo")
     compare.main([late, early, "--threshold=50"])
@@ -270,7 +273,7 @@ def test_files(two_arms):
     assert before == files_of_runs()
     assert [path.name for path in Path().iterdir()] == ["out"]
     folder = Path("out/comparisons")
-    assert Image.open(folder / "grpo_vs_rloo.png").size == (288, 192)  # 7.2 x 4.8 inches
+    assert Image.open(folder / "grpo_vs_rloo.png").size == (288, 192)  # 7.2 x 4.8 inches at 40 DPI
     assert (folder / "grpo_vs_rloo.pdf").read_bytes().startswith(b"%PDF")
     page = (folder / "grpo_vs_rloo.md").read_text()
     assert page.startswith("# grpo vs rloo\n\n![Success over iterations](grpo_vs_rloo.png)\n")

@@ -280,7 +280,7 @@ def test_each_fault_gives_its_sentence(name, tmp_path, monkeypatch):
     before, after, title, sentence = FAULTS[name]
     if name == "slow steps":
         monkeypatch.setattr("tools.check_env.SLOW_STEP_S", 0.01)
-    # Run only the check for this fault, because another check starts a process.
+    # Run only the check for this fault, because another check starts a process, which is slow.
     check = GLOBAL if title == PRINTS else title
     monkeypatch.setattr("tools.check_env.CHECKS", {check: CHECKS[check]})
     found = failures(write(tmp_path, before, after))
@@ -357,7 +357,8 @@ def test_an_environment_that_ends_its_process_fails(tmp_path, before, moment):
 
 
 def test_an_environment_that_ends_another_process(tmp_path):
-    """A move ends its process if the hash seed is 1 or 2."""
+    """A move ends its process if the hash seed is 1 or 2. Only the process that the tool starts to
+    repeat a game has such a hash seed."""
     leave = '        import os\n        os.environ["PYTHONHASHSEED"] in "12" and os._exit(0)\n'
     subject = write(tmp_path, MOVE, leave + MOVE)
     done = run_tool(subject.spec, hash_seed="0")

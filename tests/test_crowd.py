@@ -28,7 +28,7 @@ def room(floor, targets, player, boxes):
 
 
 def choices(env, num_draws=50):
-    """Return the moves of the careful player, who breaks ties at random."""
+    """Return the set of moves that the careful player chooses. Ties are broken at random."""
     rng = np.random.default_rng(0)
     return {careful(env, rng) for _ in range(num_draws)}
 

@@ -77,8 +77,8 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     "sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)]
 )
 def test_the_first_demonstrations_may_be_clean(chat, sizes):
-    """The first 0.75 * 40 = 30 demonstrations have no noise. 40 is sft_steps * sft_batch_size, or
-    sft_demos if less."""
+    """The first 0.75 * 40 = 30 demonstrations have no noise. 40 is the number of demonstrations:
+    sft_steps * sft_batch_size, or sft_demos if sft_demos is set and less."""
     config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
     for index in (0, 29, 30, 39):
         alone = replace(config, sft_noise=float(index >= 30), sft_clean=0.0)

@@ -89,8 +89,8 @@ def test_same_seed_same_prompts_in_another_process():
 
 
 def test_splits_are_disjoint():
-    # At frozen_prob 0.9, draws often repeat a board: almost a quarter of boards have no holes, and
-    # only 240 such boards exist.
+    # At frozen_prob 0.9, draws often repeat a board: almost a quarter of the draws have no holes,
+    # and only 240 boards without holes exist.
     env = make_env(LAKE_V2)
     sets = {}
     for split in ("eval", "heldout"):
@@ -166,7 +166,8 @@ def test_training_leaves_out_what_any_environment_of_the_run_reserves():
 
 
 def test_shipped_tokenizer_is_built_again(tokenizer):
-    """A new environment must not change the tokenizer, because `base` was trained with it."""
+    """A new environment must not change the tokenizer, because the model in base/ was trained with
+    this tokenizer."""
     base = json.loads((ROOT / "base" / "tokenizer.json").read_text(encoding="utf-8"))
     built = json.loads(tokenizer.backend_tokenizer.to_str())
     assert len(base["model"]["merges"]) > 100

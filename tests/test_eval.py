@@ -148,8 +148,8 @@ def test_evaluate_a_model(trained_model, trained_folder, chat):
 
 
 def samples_by_hand(wins):
-    """Return trajectories. `wins` has a string of 0 and 1 for each prompt, one character a
-    sample."""
+    """Return trajectories. `wins` has a string for each prompt, with one character, 0 or 1, for
+    each sample."""
     record = TurnRecord([], num_actions=1, format_ok=True, effective=1.0)
     played = []
     for seed, row in enumerate(wins):
@@ -335,7 +335,7 @@ TABLE = """
 
 
 def test_table_by_hand():
-    """One of two games succeeds: the Wilson interval is (0.0945, 0.9055). The reward is
+    """One of two games succeeds: the Wilson interval is (0.0945, 0.9055). The means are: reward
     (0.9 - 0.25) / 2 = 0.325, turns and actions 3/2, valid 2/3, tokens 9/2."""
     played = played_by_hand()
     player = Scores(summarize(played), played)

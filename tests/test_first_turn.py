@@ -1,6 +1,6 @@
 """Tests of check_first_turn(), which tries a first turn before a run.
 
-Other tests: the time limit of draws, and games that start at the same time.
+Also tested: the time limit for drawing an instance, and games that start at the same time.
 """
 
 from configurator import UserError
@@ -60,8 +60,8 @@ PLACES = ("BUILD", "DRAW", "START", "MOVE")
 
 
 def spec_of(folder, **lines):
-    """Write CODE to `folder` with `lines` in place of BUILD, DRAW, START or MOVE. Return its
-    spec."""
+    """Write CODE to `folder` with `lines` in place of BUILD, DRAW, START or MOVE. Return the spec
+    of this environment."""
     code = CODE
     for place in PLACES:
         code = code.replace(place, lines.get(place, "pass"))

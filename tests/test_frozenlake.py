@@ -36,7 +36,7 @@ MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # (ro
 
 def test_a_plan_is_a_number_in_base_5():
     assert planners.decode_moves(0) == []
-    # Digits are action indices + 1; 71 = (2 * 5 + 4) * 5 + 1
+    # each digit in base 5 is the index of an action + 1; 71 = (2 * 5 + 4) * 5 + 1
     assert planners.decode_moves(71) == [1, 3, 0]
 
 
@@ -105,8 +105,8 @@ def test_transitions_equal_gymnasium(success_rate):
 
 
 def test_slip_frequencies():
-    # Of 4000 moves "Up" from the middle of 3x3 ice, at p = 0.8, expect 3200 up (standard deviation
-    # 25.3), 400 left and 400 right (19.0 each).
+    # In 4000 moves "Up" from the middle of 3x3 ice, with success_rate=0.8, the player should go up
+    # 3200 times (standard deviation 25.3), and left and right 400 times each (19.0).
     env = make_env("frozenlake:size=3,success_rate=0.8")
     env.start(("frozenlake", 3, (), 4, 8), [11])
     ends = Counter()
@@ -296,9 +296,10 @@ def test_plan_by_hand():
     env = on_lake(LAKE_BOARD)
     assert env.optimal_length() == 5
     assert env.plan(5, 1) == ["Down", "Down", "Right", "Right", "Right"]
-    # Corridor S _ G above a row of holes, success rate 0.5. From cell 0, Right goes right with 1/2,
-    # up (stays) with 1/4 and down (hole) with 1/4. In one turn of two actions, Right Right reaches
-    # the goal with 1/2 * 1/2. "Up" at cell 0 slips right with 1/4 only, so Up Right is worse.
+    # Corridor S _ G above a row of holes, success rate 0.5. From cell 0, the move Right goes right
+    # with probability 1/2, up (the player stays) with 1/4 and down (into a hole) with 1/4. In one
+    # turn of two actions, Right Right reaches the goal with probability 1/2 * 1/2. Up Right is
+    # worse, because Up at cell 0 slips to the right with probability 1/4 only.
     instance = ("frozenlake", 3, (3, 4, 5), 0, 2)
     env = make_env("frozenlake:size=3,success_rate=0.5", max_actions=2)
     env.start(instance, [0])

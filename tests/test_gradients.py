@@ -211,7 +211,8 @@ def varies_by_turn_only(update):
 def doubles_the_advantages(update, neutral):
     """Whether advantages are twice those of GRPO.
 
-    A trajectory has one turn and its group one state, so the two terms of GiGPO are equal.
+    Each trajectory has one turn, and all turns of a group start in the same state, so the two terms
+    of GiGPO are equal.
     """
     scores = scores_of(update)
     grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)
@@ -309,7 +310,8 @@ METHODS = {
         sees_all_tokens_of_windows,
     ),
     "all tokens": (dict(mask_observations=False), trains_other_tokens_only),
-    # Reward densities: FrozenLake pays at the goal only, so only "plan" adds rewards.
+    # Reward densities: FrozenLake pays 1 at the goal and nothing else, so "sparse", "balanced" and
+    # "dense" leave its rewards as they are. "plan" adds rewards.
     "sparse": (dict(reward_density="sparse"), same_gradient),
     "balanced": (dict(reward_density="balanced"), same_gradient),
     "dense": (dict(reward_density="dense"), same_gradient),
@@ -366,7 +368,8 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
 def test_the_kl_term_ignores_differences_between_engine_and_trainer(trained_folder, estimator):
-    """If engine/trainer mismatch counted as KL, dividing by the std would magnify the mismatch."""
+    """If the mismatch between engine and trainer counted as KL, dividing the advantages by their
+    std would magnify the mismatch."""
     kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     learner = make_learner(trained_folder, estimator=estimator, **kl)
     kept, _ = collect_and_target(learner)

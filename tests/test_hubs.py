@@ -549,8 +549,8 @@ def test_settings_are_literals_or_texts():
 
 
 def test_marks_of_a_guess():
-    """The secret 'crepe' has two e. The last and the first e of 'eerie' match them, so the second e
-    gets X."""
+    """The secret 'crepe' has two e, and the guess 'eerie' has three. The last e of the guess is in
+    its place (G). The first e gets the other e of the secret (Y). The second e gets none (X)."""
     assert "".join(marks("crepe", "eerie")) == "YXYXG"
     assert "".join(marks((1, 2, 3), (3, 2, 4))) == "YGX"
 

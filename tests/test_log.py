@@ -34,7 +34,7 @@ def points(events, tag):
 
 
 def texts(out_dir, tag):
-    """Return (step, text) as TensorBoard shows them.
+    """Return the texts that TensorBoard shows for `tag`, as pairs (step, text).
 
     event_accumulator would also return texts that a repeated iteration replaced.
     """

@@ -149,7 +149,8 @@ def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_fo
         change = exact[name] - start
         assert change.abs().min() > 0 and torch.equal(exact[name].to(rounded).float(), start)
         arrived = ((merged[name].float() - start) * change.sign()).sum() / change.abs().sum()
-        # A matrix has 2,048 or more weights, and about 1 in 20 changes.
+        # Rounding at random changes about 1 in 20 of the 2,048 or more weights of a matrix, so the
+        # sum of the changes is not exact.
         assert arrived == pytest.approx(1.0, abs=0.2)
     parallel.sync_weights(learner.engine, learner.policy)
     own = dict(learner.engine.model.named_parameters())
@@ -199,8 +200,8 @@ def test_a_run_with_lora_continues_bit_by_bit(trained_folder, tmp_path, capsys):
     settings = dict(lora_rank=RANK, learning_rate=1e-2, eval_every=1)
     rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **settings)
     # The matrices of a layer have (64 + 64) + 2 * (64 + 32) + (64 + 64) + 3 * (64 + 192) = 1,216
-    # rows and columns. In two layers, rank 4 adds 2 * 4 * 1,216 parameters to 148,032 of the base.
-    # The value head has 64 + 1.
+    # rows and columns. In two layers, rank 4 adds 2 * 4 * 1,216 parameters to the 148,032 of the
+    # base. The value head adds 64 + 1 parameters.
     out = capsys.readouterr().out
     assert "policy: 9,728 of 157,760 parameters are trained" in out
     assert "critic: 9,793 of 157,825 parameters are trained" in out

@@ -31,7 +31,7 @@ def read_api_models(argv: list[str]) -> Job:
 
 
 if __name__ == "__main__":
-    run_main(read_api_models)  # reports mistakes before the slow imports
+    run_main(read_api_models)  # reports wrong arguments or a dead server before the slow imports
 
 import sys
 from collections.abc import Iterator

@@ -57,8 +57,8 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
     requests in all. Temporary errors are a missing connection, timeouts, 5xx, 408, 429 and
     malformed replies. If no request succeeds, `Reply.error` says why.
 
-    The first token of the reply is its whole text. Empty tokens follow, so that there are as many
-    tokens as the server counted (at least one).
+    The server sends a text and a number of tokens, but not the tokens. So `Reply.response_ids` is
+    the list [text, "", ...], whose length is this number (at least one).
 
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
@@ -95,7 +95,9 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
 
 
 def request_headers() -> dict[str, str]:
-    """The headers of a request, with the API key. Raises: UserError if a header cannot hold it."""
+    """The headers of a request, with the API key.
+
+    Raises: UserError if a header cannot hold the key."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # local servers need no key
     if not key.isascii() or not key.isprintable():
         raise UserError("OPENAI_API_KEY must be printable ASCII text without line breaks")
@@ -103,7 +105,7 @@ def request_headers() -> dict[str, str]:
 
 
 def check_key(address: str, status: int, answer: bytes) -> None:
-    """Raises: UserError if the status is 401, because the key is missing or wrong."""
+    """Raises: UserError if the status is 401: the key is missing or wrong."""
     if status == 401:
         state = "holds another key" if "OPENAI_API_KEY" in os.environ else "is not set"
         raise UserError(
@@ -117,9 +119,10 @@ def describe_answer(status: int, answer: bytes) -> str:
 
 
 def read_reply(answer: bytes, max_tokens: int) -> Reply:
-    """Return the reply in the body of a chat completion of at most `max_tokens` tokens.
+    """Return the reply that the body of a server's answer holds.
 
-    Raises: LookupError, TypeError, ValueError or RecursionError if the body is anything else."""
+    Raises: LookupError, TypeError, ValueError or RecursionError if the body is no chat completion,
+        or if the completion has more than `max_tokens` tokens."""
     completion = json.loads(answer)
     choice = completion["choices"][0]
     text = choice["message"]["content"]
@@ -131,7 +134,7 @@ def read_reply(answer: bytes, max_tokens: int) -> Reply:
             f"completion_tokens is {num_tokens!r}, expected a number up to max_tokens, {max_tokens}"
         )
     cut_by = None
-    # "length": max_tokens was reached, or the context of the server was full.
+    # The server says "length" if max_tokens was reached, or if its context was full.
     if choice.get("finish_reason") == "length":
         has_whole_budget = num_tokens == max_tokens
         cut_by = "max_response_tokens" if has_whole_budget else "max_context_tokens"

@@ -5,7 +5,8 @@
     python -m tools.check_env quest:w=2,o=3,q=4
 
 Each check prints a line, and a sentence for each problem. The exit code is 1 if a check fails,
-and 2 if the environment cannot be built or cannot draw its instances, the random starts of games.
+and 2 if the environment cannot be built or cannot draw its instances. An instance is the random
+start of a game.
 """
 
 from configurator import Config, UserError, load_config, printable
@@ -53,7 +54,7 @@ SEEDS = range(6)  # the training games that most checks play
 NUM_LOOKS = 4  # games that `appearance` plays on an instance
 NUM_TRAIN = 100  # training games that are compared with the evaluation games
 NUM_PLAYED = 40  # evaluation games that the expert and the random player play
-# Action budget of the expert, a player that follows plan(), or greedy() if plan() returns [].
+# Action budget of the expert. The expert follows plan(), or greedy() if plan() returns [].
 EXPERT_ACTIONS = 50
 MAX_TWINS = 0.1  # largest fraction of training games that may look like an evaluation game
 MAX_RANDOM = 0.75  # largest ratio of the random player's wins to the expert's wins
@@ -61,7 +62,7 @@ SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless `blocking` is se
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
 TEXT_LIMIT_S = 10.0  # seconds for a step with an odd text
-POLL_S = 0.2  # seconds between two checks that the process still runs
+POLL_S = 0.2  # seconds between two looks at whether the process still runs
 ODD_TEXTS = (  # texts for which step() must raise no error
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
     *("0", "-1", "1e999", "nan", "9" * 10_000, "None", "True", "[]", "{}", "()", "''", '"', "\\"),
@@ -89,7 +90,7 @@ class Finding(NamedTuple):
     """The outcome of a check."""
 
     title: str
-    problems: list[str]  # sentences; [] if it passed
+    problems: list[str]  # one sentence each; [] if the check passed
 
 
 def main(argv: list[str]) -> None:
@@ -146,7 +147,7 @@ def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
 
 
 def receive(reader: Connection, process: BaseProcess) -> Any:
-    """Wait for a message of a process, and return it, or None if the process ended without one."""
+    """Wait for the next message of a process. Returns: the message; None if the process ends."""
     while not reader.poll(POLL_S):
         if not process.is_alive() and not reader.poll():
             return None
@@ -160,7 +161,7 @@ def receive(reader: Connection, process: BaseProcess) -> Any:
 def send_findings(subject: Subject, writer: Connection) -> None:
     """Run all checks, and send their findings and the notes through a pipe.
 
-    The name of each stage is sent before it begins. So if the environment ends the process, the
+    The name of a stage is sent before the stage begins. So if the environment ends the process, the
     reader of the pipe knows the stage.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent process handles Ctrl-C
@@ -176,8 +177,8 @@ def check_environment(
 ) -> list[Finding]:
     """Run all checks and return the findings.
 
-    Args: report: called with each finding, and before each stage with a phrase for it, such as "it
-        was built". If the process dies, a message says that it ended "while it was built".
+    Args: report: called with each finding. It is also called before each stage, with words that
+        complete the message "it ended its process while ...", such as "it was built".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []
@@ -220,7 +221,7 @@ def is_over(env: Env) -> bool:
 
 
 def action_rng(seed: int) -> np.random.Generator:
-    """Return a random generator for actions. The 1 sets it apart from that of the instance."""
+    """Return a random generator for actions. The 1 sets it apart from the instance's generator."""
     return np.random.default_rng([seed, CHECK_SEED, 1])
 
 
@@ -357,7 +358,7 @@ def check_splits(subject: Subject) -> list[str]:
 def appearance(env: Env, instance: tuple) -> tuple:
     """Return the actions and observations of NUM_LOOKS games on an instance.
 
-    The first game follows the plan. The others are random."""
+    The first game follows the plan. The other games have random actions."""
     texts = []
     for number in range(NUM_LOOKS):
         rng = np.random.default_rng([CHECK_SEED, number])

@@ -65,7 +65,7 @@ def read_command(argv: Sequence[str]) -> Command:
 
 
 if __name__ == "__main__":
-    run_main(read_command, kind=None)  # reports mistakes before the slow imports
+    run_main(read_command, kind=None)  # reports wrong arguments before the slow imports
 
 import csv
 import html
@@ -127,9 +127,8 @@ def main(argv: list[str]) -> None:
 
 
 def check_comparable(arms: Sequence[Arm]) -> None:
-    """Check that no run is given twice, and that all are finished and scored on the same prompts.
-
-    Raises: UserError."""
+    """Check that no run is given twice, that all runs are finished, and that all were scored on the
+    same prompts. Raises: UserError."""
     runs = [run for arm in arms for run in arm.runs]
     folders = [run.folder.resolve() for run in runs]
     for i, run in enumerate(runs):
@@ -312,9 +311,10 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
 
 
 def code_lines(arms: Sequence[Arm]) -> list[str]:
-    """Return a table of the files whose uncommitted changes differ between runs.
+    """Return a section on the uncommitted changes to the code of the runs; [] if there are none.
 
-    A list of the saved and the missing diffs follows. Without uncommitted changes, return []."""
+    A table shows the files whose changes differ between runs. The list below the table says for
+    each run with changes which file holds them as a diff, or that they were not saved."""
     runs = [run for arm in arms for run in arm.runs]
     if all(run.code_diff == "" for run in runs):
         return []

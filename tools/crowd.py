@@ -4,7 +4,7 @@ The tiny base model is pretrained on games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
 - careful: like greedy, but does not move straight into a hole or push a box into a corner if it can
-avoid this. A hole beside its path, into which it may slip, counts as one more cell.
+  avoid this. Each hole into which a move may slip counts as one more cell of distance to the goal.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
   drawn again in each turn.
 
@@ -31,7 +31,7 @@ from support.terminal import run_main
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 
-SEED_CROWD = 15  # separates the random streams of this file from others
+SEED_CROWD = 15  # makes the random streams of this file differ from those of other files
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
 MAX_RANDOM_SHARE = 0.2  # each game draws the probability of random turns from [0, this)
@@ -121,7 +121,7 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return the cost of a move: whether a box is stuck after it, then the cost for `greedy`."""
+    """Return the cost of a move: whether a box is stuck after it, then `Sokoban.cost_after`."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:

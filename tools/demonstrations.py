@@ -2,8 +2,8 @@
 
 The thoughts of scripted players are true sentences about the state. The setting `sft_player`
 selects the player:
-- shortest: follows a shortest path (`Env.demonstrate`), mostly with one action a turn. It does not
-  show what RL should find out, such as the danger of slipping.
+- shortest: takes the actions of `Env.demonstrate`, mostly one a turn. They are often a shortest
+  path. Some environments choose them so that RL has more to learn: in FrozenLake they ignore slips.
 - planner: plays optimally under the limits of turns and actions (`Env.plan`).
 - crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """
@@ -26,22 +26,23 @@ from support.run_folder import read_text, replace_file
 from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
 
-SEED_DEMOS = 11  # separates the random streams of this file from others
+SEED_DEMOS = 11  # makes the random streams of this file differ from those of other files
 COMMIT_ONE = 0.75  # probability that a turn of the player `shortest` has one action
 
 
 def recite(
     chat: Chat, rollout: Rollout, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play a rollout with scripted replies. The caller has reset the rollout.
+    """Play a rollout with scripted replies. The caller must reset the rollout first.
 
     Raises: UserError if the environment fails."""
 
     def player(rollout: Rollout) -> Reply | None:
         prompt = rollout.next_prompt(chat)
         trajectory = rollout.trajectory
-        # Without context_turns, the trajectory so far and the prompt must fit into the context.
-        # With context_turns, the prompt is the whole context, and must leave room for a reply.
+        # End the game if the next prompt does not fit into the context. With context_turns, the
+        # prompt repeats the earlier turns that the policy sees, and must leave room for a reply.
+        # Without context_turns, the prompt follows all tokens of the trajectory so far.
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
             return None
@@ -65,12 +66,12 @@ def num_demonstrations(config: SftConfig) -> int:
 def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     """Play demonstration number `index`.
 
-    The actions of a turn are random with probability `sft_noise`. The first demonstrations, a
-    fraction `sft_clean` of all, have no random turns. The crowd ignores both settings:
-    `draw_player` draws the probability of its random turns.
+    A turn has random actions with probability `sft_noise`. In the first demonstrations (the
+    fraction `sft_clean` of all), no turn has random actions. The player "crowd" ignores both
+    settings: `draw_player` draws for each game the probability that a turn has random actions.
 
-    Raises: UserError if the game fails or has no player `sft_player`. UserError if a reply or the
-        first turn has too many tokens."""
+    Raises: UserError if the game fails, if the environment does not have the player `sft_player`,
+        or if a reply or the first turn has too many tokens."""
     path = (config.seed, SEED_DEMOS, index)
     episode = make_episode(config)
     check_player(episode.env, config.sft_player)
@@ -78,7 +79,8 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     rollout.reset("train")
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
-    # The 1 makes these random numbers differ from those of the instance. numpy would ignore a 0.
+    # The instance is drawn with the seed `path`. The 1 makes the player's random numbers differ
+    # from those of the instance. numpy would ignore a 0.
     rng = np.random.default_rng([*path, 1])
     if config.sft_player == "crowd":
         write = partial(crowd_reply, episode, draw_player(rng, config.sft_planners), rng)
@@ -95,11 +97,12 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
-    A demonstration is left out if its game fails, if a reply is too long, or if no turn fits. At
-    most the fraction max_error_frac may fail, or a single one if the fraction is less than one. A
-    restart would play the same games and fail again. With max_error_frac=0, none may.
+    A demonstration is left out if its game fails, if a reply is too long, or if the first turn does
+    not fit. The fraction max_error_frac may be left out. If this fraction is less than one
+    demonstration, one may be left out, because a restart would play the same game and fail again.
+    With max_error_frac=0, none may be left out.
 
-    Raises: UserError with the first fault if more fail, or if no demonstration is left."""
+    Raises: UserError with the first fault if too many demonstrations, or all, would be left out."""
     demonstrations = []
     faults = []
     for index in indices:
@@ -180,7 +183,8 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 
     With `context_turns` nothing is dropped, because each turn has a context of its own.
 
-    Raises: UserError if a reply is longer than max_response_tokens, or if no turn fits."""
+    Raises: UserError if a reply is longer than max_response_tokens, or if the first turn does not
+        fit."""
     longest = max(len(turn.response_ids) for turn in trajectory.turns)
     if longest > config.max_response_tokens:
         raise UserError(
@@ -207,7 +211,7 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
     """Write the demonstrations of these settings as lines of JSON. Returns: their number.
 
-    The lines of eval.py --jsonl have the same keys, and more."""
+    The lines of eval.py --jsonl have these keys and more, so sft_file can name either file."""
     demonstrations = demonstrations_at(config, chat, range(num_demonstrations(config)))
     with replace_file(path) as file:
         for trajectory in demonstrations:
@@ -231,9 +235,9 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
     """Read a file of demonstrations, and tokenize the games.
 
-    A line is illegal if it is no demonstration, or if a reply or the first turn is too long.
-    Without context_turns, a game longer than max_context_tokens loses its last turns. A game of an
-    evaluation is illegal, too, but sft_eval_games=True allows it.
+    A line is illegal if it is no demonstration, if a reply or the first turn is too long, or if the
+    game is on an evaluation prompt. sft_eval_games=True allows games on evaluation prompts. Without
+    context_turns, a game longer than max_context_tokens loses its last turns.
 
     Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():
@@ -281,10 +285,10 @@ def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list
 def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     """Return the trajectory of one line of a file.
 
-    A reply that was cut off gets no end-of-turn token. An empty reply always gets this token.
+    A reply that was cut off gets no end-of-turn token, unless the reply is empty.
 
-    Raises: LookupError or TypeError for another kind of record."""
-    # Older files do not name the split. A record that names a policy is a game of an evaluation.
+    Raises: LookupError or TypeError if the record is no demonstration."""
+    # Older files do not name the split. In these files, only games of an evaluation name a policy.
     split = record.get("split", "eval" if "policy" in record else "train")
     trajectory = Trajectory(
         tuple(record["seed"]),

@@ -1,11 +1,11 @@
-"""Play a training instance in the terminal, with the prompts and the parser of a policy.
+"""Play a training instance in the terminal, with a policy's prompts and parser.
 
     python -m tools.play frozenlake --seed=3
     python -m tools.play sokoban --seed=3 --expert       # watch the optimal player, or --random
     python -m tools.play config/quest_ppo.py --max_turns=9      # with the settings of a run
 
 Type actions, such as: Down || Right. After an unknown action you are asked again. A line with "<"
-is sent as the whole reply, with its tags.
+is sent unchanged, as a whole reply with tags.
 """
 
 from configurator import Config, UserError, load_config, printable
@@ -24,7 +24,7 @@ from support.terminal import run_main
 from support.time_limit import EnvError, call_with_timeout
 
 PLAYERS = {"--expert": "optimal", "--random": "random"}
-MAX_SHOWN = 100_000  # characters of a message that are printed
+MAX_SHOWN = 100_000  # maximum number of characters of a message that are printed
 
 
 def main(argv: list[str]) -> None:
@@ -55,7 +55,8 @@ def main(argv: list[str]) -> None:
 def parse_command(argv: list[str]) -> tuple[Config, str, dict[str, str]]:
     """Read the command line.
 
-    Returns: settings; player of `reference_actions`, "" for a human; where each setting was given.
+    Returns: the settings; the player for `reference_actions`, or "" for a human; the source of each
+        setting, such as "command line".
     Raises: UserError for an argument that is not legal."""
     players = [PLAYERS[arg] for arg in argv if arg in PLAYERS]
     envs = [arg for arg in argv if not arg.startswith("-") and not arg.endswith(".py")]
@@ -108,7 +109,7 @@ def ask_human(rollout: Rollout) -> Reply | None:
 def find_mistake(env: Env, actions: list[str]) -> str:
     """Say which typed action is illegal, and what is legal; "" if no action is illegal."""
     # If `env.actions` is empty, the state decides what is legal. The first typed action may change
-    # the state, so only this action is checked.
+    # the state, so the later actions are not checked.
     checked = actions if env.actions else actions[:1]
     illegal = [action for action in checked if not env.is_legal(action)]
     if not illegal:
@@ -122,7 +123,7 @@ def find_mistake(env: Env, actions: list[str]) -> str:
 
 
 def printed_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
-    """Print and return the reply of a reference player, with a true thought."""
+    """Print and return a reference player's reply. Its thought is true sentences on the state."""
 
     def write_reply() -> str:
         actions = reference_actions(rollout.episode, player, rng)

@@ -9,7 +9,7 @@ from engine import make_engine
 from rollout import check_errors, collect
 from support.scores import summarize
 
-SEED_PROBE = 13  # separates the random streams of this file from others
+SEED_PROBE = 13  # makes the random streams of this file differ from those of other files
 PROBE_KEYS = (
     "success",
     "valid_frac",
@@ -25,8 +25,8 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
 
     Entropy is the mean -log p of the sampled tokens, in nats.
 
-    Returns: the metrics of PROBE_KEYS at each temperature."""
-    # Always the torch engine, because one process cannot start a vLLM for each probe.
+    Returns: each metric of PROBE_KEYS at each temperature, with keys such as success_T1."""
+    # Probes always use the torch engine, because one process cannot start vLLM once per probe.
     engine = make_engine(replace(config, engine="torch"), model, chat)
     starts = [((i,), 0) for i in range(config.eval_size)]
     report = {}

@@ -34,7 +34,7 @@ def read_replay(argv: list[str]) -> Job:
 
 
 if __name__ == "__main__":
-    run_main(read_replay)  # reports mistakes before the slow imports
+    run_main(read_replay)  # reports wrong arguments before the slow imports
 
 import json
 from collections import Counter, defaultdict
@@ -74,16 +74,17 @@ def main(argv: list[str]) -> None:
 
 
 def replayed_rows(job: Job) -> Iterator[Row]:
-    """Play every recorded trajectory again. Yield a row of scores for each environment, policy and
-    evaluation.
+    """Play every recorded trajectory again. Yield a row of scores for each evaluation of a policy
+    in an environment.
 
-    Differences are reported after the last row.
-
-    Raises: UserError if a game's environment is not scored, or if a game differs from its record.
+    Raises: UserError if a game's environment is not one of `scored_envs`. After the last row,
+        UserError if games differ from their records.
     """
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
-    num_seen = Counter()  # game -> its number of records so far; an evaluation plays a game once
+    # game -> number of its records so far. An evaluation plays a game once, so the second record of
+    # a game belongs to a second evaluation.
+    num_seen = Counter()
     different = []
     late = []  # differing games with a time-out in the record or in the replay
     for record in read_replayable(path, scored_envs(job.config)):
@@ -126,7 +127,8 @@ def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
     records = []
     for record in read_records(path, RECORD):
         records.append({"policy": "recorded", "entropy": None, **record})
-        # `env` may name a Python file. A record must not make this command run code.
+        # `env` may name a Python file. Somebody else may have written the record, so it must not
+        # decide which code runs: only environments from the settings are played.
         if record["env"] not in legal_envs:
             raise UserError(
                 f"{path} has games of {record['env']!r}; add --env={record['env']} to play these"

@@ -8,9 +8,10 @@
 --export writes demonstrations and does not train. The third command writes 400 demonstrations: 25
 steps of 16. --sft_file=PATH trains on a file of demonstrations.
 
-Without --sft_file, scripted players generate the demonstrations. With torchrun, the processes share
-the demonstrations of each step. An interrupted run continues from out_dir, by default out/NAME_sft
-for config/NAME.py. The model plays held-out instances to measure its success.
+Without --sft_file, scripted players generate the demonstrations. With torchrun, each process trains
+on a part of the demonstrations of a step. The same command continues an interrupted run from
+out_dir. For config/NAME.py, the default of out_dir is out/NAME_sft. During training, the model
+plays held-out instances to measure its success.
 """
 
 from configurator import SftConfig, UserError, load_config
@@ -32,7 +33,7 @@ from support.terminal import run_main
 
 
 def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
-    """Read the command line. Returns: settings, options, sources."""
+    """Read the command line. Returns: settings; options; the source of each setting."""
     config, options, sources = load_config(argv, extra={"export": ""}, kind=SftConfig)
     if not config.sft_steps:
         raise UserError("nothing to do: sft_steps is 0; give --sft_steps=N")
@@ -59,7 +60,7 @@ def check_imitation(config: SftConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_main(read_sft, kind=SftConfig)  # reports mistakes before the slow imports
+    run_main(read_sft, kind=SftConfig)  # reports wrong arguments before the slow imports
 
 import copy
 import math
@@ -139,8 +140,8 @@ def rl_command(argv: Sequence[str], config: SftConfig) -> str:
 def open_run(config: SftConfig) -> Iterator[Saver]:
     """Lock the folder of a run and yield the saver of its checkpoints.
 
-    Raises: UserError if another process uses the folder, or if a step has fewer demonstrations than
-        processes."""
+    Raises: UserError if another process uses the folder, or if there are more processes than
+        demonstrations in a step."""
     ranks = parallel.world_size()
     if config.sft_batch_size < ranks:
         raise UserError(
@@ -223,7 +224,7 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return a step's demonstrations in packs. A pack becomes the row of tokens of one forward."""
+    """Return a step's demonstrations in packs. One forward pass takes a pack as a row of tokens."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
@@ -412,7 +413,8 @@ def load_state(
 
 
 def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
-    """Return AdamW, and Muon for the matrices of the transformer blocks if `sft_muon_lr` is set."""
+    """Return AdamW for all parameters. If `sft_muon_lr` is set, return Muon for the matrices of the
+    transformer blocks, and AdamW for the other parameters."""
     matrices = []
     others = []
     for name, p in trainable_parameters(policy).items():
@@ -433,7 +435,7 @@ def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optim
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimizer Muon (K. Jordan 2024): Nesterov momentum, orthogonalised.
+    """The optimizer Muon (K. Jordan 2024): it orthogonalises the Nesterov momentum of each matrix.
 
     The constants are those of torch.optim.Muon. This class computes in float32. torch.optim.Muon
     computes in bfloat16, which takes ten times as long on a CPU without bfloat16 instructions."""

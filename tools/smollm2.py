@@ -38,8 +38,9 @@ DISK_BYTES = 1_000_000_000  # wheel, GGUF file and folder
 MEMORY_BYTES = 2_000_000_000  # the conversion took 1.3 GB
 PIP_TIMEOUT_S = 15
 
-# Greedy answers in float32, cut after ANSWER_TOKENS. The log-prob of each token is at least 0.08
-# nats above that of the second-best token, so rounding errors do not change the answers.
+# The converted model must give these greedy answers, in float32 and cut after ANSWER_TOKENS. The
+# log-prob of each token is at least 0.08 nats above that of the second-best token, so rounding
+# errors do not change the answers.
 ANSWER_TOKENS = 12
 ANSWERS = {
     "What is the capital of France?": "The capital of France is Paris.",
@@ -255,8 +256,9 @@ def show_bars_on_terminals_only() -> None:
 
 
 def check_weights(source: Path, folder: Path) -> None:
-    """Compare each converted weight with the GGUF file. The code does not use transformers, which
-    made the conversion.
+    """Compare each converted weight with the GGUF file.
+
+    The comparison does not use transformers, because transformers made the conversion.
 
     Raises: UserError if a weight differs.
     """

@@ -97,7 +97,7 @@ def check_folders(runs: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    run_main(parse_command, kind=None)  # reports mistakes before the slow imports
+    run_main(parse_command, kind=None)  # reports wrong arguments before the slow imports
 
 import json
 import time
@@ -176,7 +176,7 @@ def fill_template(data: dict) -> str:
     page = TEMPLATE.read_text(encoding="utf-8")
     page = page.replace(STYLE, read_part("page.css"), 1)
     page = page.replace(SCRIPTS, "\n".join(scripts), 1)
-    return page.replace(DATA, encoded, 1)  # last: the data may hold the text of a placeholder
+    return page.replace(DATA, encoded, 1)  # last, because the data may contain a placeholder
 
 
 def read_part(name: str) -> str:
@@ -209,9 +209,9 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return the sizes and times of a run's files, by run; [] without records.
+    """Return for each run the sizes and times of its files; [] for a run without records.
 
-    New records change the sizes and times.
+    New records change the result, so `follow` writes the page again.
     """
     states = {}
     for run in runs:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-CONNECT_S = 5.0  # time limit for a connection to one address of the server
+CONNECT_S = 5.0  # time limit for connecting to one IP address of the server
 MAX_BYTES = 2**20  # largest body of a reply
 
 
@@ -67,7 +67,7 @@ def _connection(url: str) -> http.client.HTTPConnection:
 
 
 def _shut_down(sock: socket.socket) -> None:
-    """End a read in another thread."""
+    """Shut a socket down. This ends a read from the socket in another thread."""
     with suppress(OSError):  # the server may have closed the connection
         sock.shutdown(socket.SHUT_RDWR)
 

@@ -13,7 +13,7 @@ class Bandit(Env):
     The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
     """
 
-    # value of the option `pair` -> pairs LOW/HIGH of arms; each game draws one pair
+    # value of the option `pair` -> pairs of arms, each as LOW/HIGH; a game draws one of the pairs
     PAIRS = {
         "phoenix": "Phoenix/Dragon",
         "trader": "Trader/Librarian",

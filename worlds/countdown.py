@@ -131,10 +131,10 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
-    """Join any two of the parts by + - * /. A part is the (value, text) of an expression.
+    """Join two of the parts by + - * /, in all ways. A part is the (value, text) of an expression.
 
-    Returns: for each join whose value is a whole number above 0, the new list of parts: the join,
-        then the other parts. There is one such list for each order of the other parts.
+    Returns: lists of parts. A list begins with a join whose value is a whole number above 0, then
+        come the other parts. A join is in one list for each order of the other parts.
     """
     results = []
     for (x, left), (y, right), *rest in permutations(parts):
@@ -146,7 +146,7 @@ def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
 
 
 def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple[int, str]:
-    """Join all numbers by random signs, in random order. Return (value, text) of the result."""
+    """Join all numbers by random operators, in random order. Return (value, text) of the result."""
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
         choices = combine_two(parts)

@@ -41,9 +41,9 @@ class NumberGame(gymnasium.Env):
 
 
 class Guess(Env):
-    """The wrapper of `NumberGame`."""
+    """`NumberGame` as an environment for training."""
 
-    repeats = True  # too few instances for disjoint splits
+    repeats = True  # splits can share instances: there are too few numbers for disjoint splits
 
     def __init__(self, *, largest: int = 100, **common):
         super().__init__(**common)
@@ -93,7 +93,7 @@ class Guess(Env):
         return str(self.low)
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Guess a random number. RL must learn to use the answers."""
+        """Guess a random number. So demonstrations do not teach the use of the answers; RL must."""
         return self.random(1, rng)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:

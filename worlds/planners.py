@@ -33,7 +33,7 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 
 @lru_cache(maxsize=4096)
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
-    """Return the moves of the safest shortest path to the goal, for every cell with a path.
+    """Return {cell: moves of its safest shortest path to the goal}, for all cells with a path.
 
     The risk of a path is the sum, over its moves, of the number of holes into which a move could
     slip.
@@ -97,8 +97,8 @@ def lake_plans(
         max_actions: the largest number of moves in one turn.
         budget: the largest number of moves in a game.
     Returns:
-        plans[turns left, cell, actions left], int64 (budget + 1, cells, budget + 1): codes of the
-        optimal sequences, for `decode_moves`.
+        plans, int64 (budget + 1, cells, budget + 1): plans[turns left, cell, actions left] is the
+        code of an optimal sequence. `decode_moves` turns a code into moves.
     """
     num_cells = size**2
     single_moves = lake_transitions(size, holes, goal, success_rate)
@@ -169,7 +169,7 @@ def sokoban_move(
 ) -> tuple[int, tuple[int, ...]] | None:
     """Return (player, boxes) after the player moved to cell `player + delta`; None if blocked.
 
-    A box in this cell is pushed one cell further. The returned boxes are sorted.
+    A box in this cell is pushed one cell further. Sorted `boxes` stay sorted.
     """
     ahead = player + delta
     beyond = ahead + delta

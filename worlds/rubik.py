@@ -1,10 +1,10 @@
 """Rubik: the cube of 2x2x2 pieces, as in RAGEN-2, with an exact planner.
 
 Deliberate differences from RAGEN-2:
-- The actions turn three faces only. A turn of another face equals a turn of the opposite face and a
-  rotation of the whole cube.
+- The actions turn three faces only. Turning one of the other faces equals turning the opposite
+  face and rotating the whole cube.
 - Every game draws the colours of the faces, so that a small model cannot learn the cubes by heart.
-  Training may show a cube of the evaluation in other colours.
+  So a cube of the evaluation can occur in training, in other colours.
 """
 
 from configurator import UserError
@@ -16,7 +16,8 @@ import numpy as np
 from envs import Env, Move
 
 FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, down, left, back
-# A cube is a text: for each of the 24 places, the face to which its sticker belongs.
+# A cube is a text with a letter for each of the 24 places: the face to which the sticker in this
+# place belongs.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
 # A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. The
@@ -123,7 +124,7 @@ def count_pairs(cube: str) -> int:
 
 @lru_cache(maxsize=1)
 def near_solved() -> dict[str, int]:
-    """Return {cube: number of turns that solve it} for all cubes with at most NEAR turns."""
+    """Return {cube: length of its shortest solution} for all cubes with a length up to NEAR."""
     distances = {SOLVED: 0}
     queue = [SOLVED]
     for cube in queue:  # the loop also visits the cubes that it appends

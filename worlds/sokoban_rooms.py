@@ -18,7 +18,7 @@ MASKS = (
     ((1, 0), (1, 1), (2, 0), (2, 1)),
     ((1, 1), (1, 2), (2, 1)),
 )
-MAX_STATES = 300_000  # states that reverse play may visit
+MAX_STATES = 300_000  # reverse play visits at most this many states
 
 
 class Room(NamedTuple):
@@ -75,7 +75,9 @@ def dig_floor(rng: np.random.Generator, size: int) -> set[int]:
 def reverse_play(
     size: int, floor: set[int], player: int, targets: tuple[int, ...], search_depth: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Pull the boxes away from the targets by depth-first search, so that the room can be solved.
+    """Pull the boxes away from the targets, by depth-first search.
+
+    Played backward, the same moves push the boxes onto the targets, so the room can be solved.
 
     A move pulls the box behind the player, if there is one. States with a box or the player on a
     target do not count. The best of the other states has the largest product of
@@ -101,7 +103,7 @@ def reverse_play(
         if score > best_score and uncovered:
             best = (player, boxes)
             best_score = score
-        # The last pushed state is visited first, so the order is Up, Down, Left, Right.
+        # The entry appended last is visited first, so the order is Up, Down, Left, Right.
         for delta in (1, -1, size, -size):
             ahead = player + delta
             behind = player - delta

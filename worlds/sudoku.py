@@ -1,8 +1,8 @@
 """Sudoku on 4x4 cells. Every puzzle has exactly one solution.
 
 RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. RAGEN-2's default limits
-allow fewer actions than there are empty cells. Here the agent may replace every digit that it
-wrote, so no mistake is final.
+allow fewer actions than a puzzle has empty cells. In this file the agent can replace every digit
+that it wrote, so no mistake is final.
 """
 
 from configurator import UserError
@@ -20,8 +20,8 @@ SIZE = 4
 NUM_CELLS = SIZE**2
 DIGITS = range(1, SIZE + 1)
 EMPTY = 0
-MAX_EMPTY = 10  # puzzles with more empty cells and one solution are rare
-MAX_STATED = 3  # digits that a sentence of `statements` may list
+MAX_EMPTY = 10  # boards with more empty cells rarely have only one solution
+MAX_STATED = 3  # each sentence of `statements` lists at most this many digits
 ACTION = re.compile(r"([1-4])[ ,]+([1-4])[ ,]+([1-4])")  # row, column, digit
 
 Board = tuple[int, ...]  # the digits of the cells, row by row
@@ -53,7 +53,7 @@ class Sudoku(Env):
         self.num_empty = empty
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Empty random cells of random full boards until a board has only one solution."""
+        """Draw full boards and clear random cells of each, until one has only one solution."""
         boards = full_boards()
         for _ in range(MAX_DRAWS):
             board = list(boards[rng.integers(len(boards))])
@@ -120,13 +120,14 @@ class Sudoku(Env):
         def order(cell: int) -> tuple[bool, bool]:
             return board[cell] == EMPTY, cell not in sure
 
-        cell = min(unfinished, key=order)  # the first of equal cells
+        cell = min(unfinished, key=order)  # of cells with the same order, the first
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
         """Write the first of `sure_digits`, else the lowest digit that fits the first empty cell.
 
-        On a full board take the first cell that was not given. If no digit fits, write 1."""
+        On a full board, replace the digit in the first cell that was not given. If no digit fits
+        the cell, write 1."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]
@@ -170,7 +171,7 @@ def sure_digits(board: Board) -> list[tuple[int, int]]:
 
 
 def clashes(board: Board, given: Board) -> list[tuple[int, int]]:
-    """Return (cell, digit) for each written digit that repeats in its row, column or box."""
+    """Return (cell, digit) for each digit, not given, that repeats in its row, column or box."""
     found = []
     for cell, digit in enumerate(board):
         written = digit != EMPTY and not given[cell]

@@ -1,6 +1,6 @@
 # Extra settings for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It combines three methods: GSPO
-# with one ratio for each turn, GiGPO, and a filter that drops groups with equal scores.
-# --sampling_rounds=3 samples new groups in place of groups with equal scores.
+# with one ratio for each turn, GiGPO, and a filter that drops a group if all its scores are equal.
+# --sampling_rounds=3 samples new groups in place of such groups.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/sampo.py
 
 estimator = "grpo"

@@ -1,5 +1,5 @@
-# Extra settings for tiny.py: those of PPO and GRPO in studies/imitation/table.md, chosen on
-# held-out prompts of slippery FrozenLake (studies/imitation/README.md).
+# Extra settings for tiny.py, chosen on held-out prompts of slippery FrozenLake. The rows PPO and
+# GRPO in studies/imitation/table.md have these settings there (studies/imitation/README.md).
 # Example:
 #   python train.py config/frozenlake_ppo.py config/models/tiny.py config/recipes/tiny_best.py
 

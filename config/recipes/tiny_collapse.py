@@ -1,5 +1,5 @@
-# Extra settings for frozenlake_grpo.py and tiny.py: StarPO at a learning rate that should make
-# training collapse within a few iterations (studies/collapse/README.md). The ice is not slippery.
+# Extra settings for frozenlake_grpo.py and tiny.py: StarPO at a learning rate at which most runs
+# collapse within 15 iterations (studies/collapse/README.md). The ice is not slippery.
 # Example:
 #   python train.py config/frozenlake_grpo.py config/models/tiny.py config/recipes/tiny_collapse.py
 
@@ -8,7 +8,7 @@ learning_rate = 2e-3
 num_groups = 4
 group_size = 8
 batch_size = 8  # four optimizer steps per iteration
-filter_keep = 1.0  # StarPO has no filter and a symmetric clip
+filter_keep = 1.0  # StarPO has no filter, and its clip range is symmetric
 clip_high = 0.2
 num_iterations = 60
 eval_every = 5

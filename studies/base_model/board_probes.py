@@ -30,7 +30,7 @@ PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--ev
 def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
     """Ask the model questions about held-out boards, with greedy decoding.
 
-    Returns: what a question asks for, such as "player" -> share of right answers."""
+    Returns: the share of right answers for each thing asked, such as "player" or "next_board"."""
     config = replace(
         config,
         engine="torch",

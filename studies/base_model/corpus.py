@@ -3,15 +3,15 @@
 A document is a dialogue. A pack holds the documents of one forward pass, all of one environment.
 - A drill asks questions about a board, with right answers (drills.py).
 - A game is a dialogue as in RL, with the actions of a good or bad scripted player (tools/crowd.py;
-  the bandit has a player for each arm). Its thoughts are true. In a tenth of the packs, games have
-  no thoughts.
+  the bandit has a player for each arm). The thoughts in games are true. In a tenth of the packs,
+  games have no thoughts.
 
 Training begins with documents of a single question. Without this easy part, a model of this size
 does not learn to read boards.
 
-No document starts on an evaluation or held-out board (RESERVED), whatever its symbols. The corpus
-lacks three things that test generalisation: the meanings of the Sokoban symbols in "newvocab",
-board sizes other than those of WORLDS, and the bandit arms of "jobs_test".
+No document starts on an evaluation or held-out board (RESERVED), not even with other symbols. The
+corpus lacks three things that test generalisation: the meanings of the Sokoban symbols in
+"newvocab", board sizes other than those of WORLDS, and the bandit arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
@@ -39,7 +39,7 @@ from tools.demonstrations import recite
 from worlds.bandit import Bandit
 
 PRETRAINING = str(Path(__file__).parent / "config" / "pretraining.py")
-SEED_CORPUS = 14  # part of all random seeds of the corpus
+SEED_CORPUS = 14  # separates the random streams of this file from others
 
 LAKE = "frozenlake:frozen_prob=0.8,success_rate=1"
 SOKOBAN = "sokoban:search_depth=300"
@@ -61,7 +61,7 @@ RESERVED = (
     *(spec for spec in WORLDS if "bandit" not in spec),
     "sokoban:search_depth=30,symbols=newvocab",
 )
-# Names of bandit arms: pairs of the environment, and made-up names from syllables.
+# Names of bandit arms: pairs of names from Bandit.PAIRS, and made-up names from SYLLABLES.
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYLLABLES = """
     ba de fi go lu ma ne pi ro su ta ve zi kor len mar nil
@@ -74,7 +74,7 @@ DRILLS = 0.45  # share of grid-world packs that hold drills
 OTHER_SYMBOLS = 0.2  # share of Sokoban packs with randomly drawn symbols
 UNKNOWN_ARMS = 0.5  # share of bandits with made-up names
 THINK = 0.9  # share of packs whose games have thoughts
-EASY = 0.2  # share of the training that comes first, with drills only
+EASY = 0.2  # share of the training, at its start, that has only drills
 FEW_ACTIONS = 0.5  # share of games that start with a random number of actions already used
 
 

@@ -3,10 +3,10 @@
     torchrun --nproc_per_node=2 -m studies.base_model.pretrain \\
         studies/base_model/config/pretraining.py
 
-The command writes out/pretraining/model, which equals the model in base/. The loop, the optimizers
-and the checkpoints are those of tools/sft.py. The documents do not depend on the number of
-processes. Every --eval_every steps, the model is probed on held-out boards (board_probes.py) and
-saved.
+The command writes out/pretraining/model, which equals the model in base/ up to rounding. The loop,
+the optimizers and the checkpoints are those of tools/sft.py. The documents do not depend on the
+number of processes. Every --eval_every steps, the model is probed on held-out boards
+(board_probes.py) and saved.
 """
 
 from configurator import SftConfig, UserError, load_config

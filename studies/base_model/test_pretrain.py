@@ -183,12 +183,12 @@ def test_reading_is_scored_by_kind():
     ]
     scores = drills.score_reading([Trajectory((0,), 0, turns)])
     assert scores == {
-        "cell": 0.5,  # 3 of 4 and 0 of 2
+        "cell": 0.5,  # 3 of 4 in Row 1, 0 of 2 in Column 2
         "goal": 0.0,
         "holes": 0.5,
         "next_board": 1.0,
         "player": 1.0,
-        "wall": 0.6667,  # 2 of 2 and 0 of 1
+        "wall": 0.6667,  # 2 of 2 in Row 1, 0 of 1 in Column 2
     }
 
 

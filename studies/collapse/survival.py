@@ -105,8 +105,8 @@ def num_updates(row: Row) -> int:
 
 
 def is_alive(row: Row, starpo: Row) -> bool:
-    """Whether a run does not collapse, makes at least as many updates as StarPO, and ends at most
-    TOLERANCE below StarPO's best success.
+    """Return True if a run does not collapse, makes at least as many updates as StarPO, and ends at
+    most TOLERANCE below StarPO's best success.
 
     Args: starpo: the run of StarPO with the same seed and learning rate."""
     successes = tables.series(row)["eval_success"]
@@ -151,7 +151,8 @@ def first_warning(row: Row) -> list[int]:
 
 
 def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
-    """Return the sign with the factor whose F1 on these runs is best; of equals, the largest."""
+    """Return the sign with the factor of the best F1 on these runs. If factors tie, the largest one
+    is chosen."""
     signs = [Sign(metric, rises, factor) for factor in FACTORS]
     return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
 
@@ -173,9 +174,9 @@ def first_spike(row: Row, factor: float) -> int | None:
 
 
 def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
-    """Return a Markdown table: how many runs with a gradient spike collapse, how many without.
+    """Return a Markdown table of how many runs collapse with and without a gradient spike.
 
-    Args: cells: the runs of each method at each learning rate."""
+    Args: cells: lists of runs; each list has the runs of one method at one learning rate."""
     with_collapse = []
     without_collapse = []
     for rows in cells:
@@ -194,7 +195,7 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
 
 
 def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
-    """Return the last four columns of a line of `spike_lines`."""
+    """Return the last four cells of a row in the table of `spike_lines`, for these runs."""
     num_then_collapse = 0
     num_no_collapse = 0
     num_after_collapse = 0

@@ -20,7 +20,7 @@ from studies.collapse.survival import (
 
 
 def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
-    """Return the record of a run with success `start` before RL, and `successes` at 5, 10, ..."""
+    """Return a run's record: success `start` before RL, `successes` at iterations 5, 10, ..."""
     count = 5 * len(successes)
     metrics = dict.fromkeys(collapse.SIGNS, [1.0] * count)
     known = {**metrics, **series}

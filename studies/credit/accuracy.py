@@ -1,8 +1,8 @@
 """Measure how well the credit of an advantage estimator agrees with the true advantages of turns.
 
-The credit of a turn is the mean advantage that the estimator gives its tokens. The games have K
-turns. studies/credit/play.py continues each game m times from the state before each turn, and m
-times after the turn's reply:
+The credit of a turn is the mean advantage that the estimator gives its tokens. All games together
+have K turns. studies/credit/play.py continues each game m times from the state before each turn,
+and m times after the turn's reply:
 
     estimated true advantage = mean return after the reply - mean return from the state before it
 
@@ -25,7 +25,7 @@ MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias
 
 @dataclass
 class Truth:
-    """The returns of continued games: m from before and m from after each of K replies."""
+    """The returns of continued games: m from before each of K turns, and m from after its reply."""
 
     before: ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: ndarray  # (K, m) returns of games that repeat the turn's reply first
@@ -62,27 +62,27 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """The rank correlation of the estimated advantages with those from as many new draws, or
-        NaN.
+        """The expected rank correlation of the estimated advantages with estimates from as many new
+        draws, or NaN.
 
-        The correlation of two estimates from half of the draws each predicts it. Source: the
-        formula of Spearman and Brown."""
+        The formula of Spearman and Brown predicts it from the correlation of two estimates, each
+        from half of the draws."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """About the rank correlation that exact advantages would have with the estimated ones; or
-        NaN."""
+        """The approximate rank correlation of exact with estimated advantages, or NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
-        """The m at which Pearson's correlation of estimated and exact advantages is `ceiling`."""
+        """The number of draws m at which Pearson's correlation of estimated and exact advantages is
+        `ceiling`."""
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
-        wanted = ceiling**2  # reliability at m = spread / (spread + noise of one draw / m)
+        wanted = ceiling**2  # reliability with m draws: spread / (spread + noise of one draw / m)
         return num_draws * self.noise.mean() / self.spread() * wanted / (1 - wanted)
 
 
@@ -96,9 +96,9 @@ def measure(
 ) -> dict[str, list[float]]:
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
-    Args: credits: (K,). alternatives: (K,) credits of the turns in other games, which repeat a game
-        up to the reply and then go on anew. reference: (K,) credits of GRPO, for the measure
-        "gain". games: (K,) index of each turn's game. clusters: (K,) index of each turn's board.
+    Args: credits: (K,). alternatives: (K,) credits if the game goes on differently after the reply.
+        reference: (K,) credits of GRPO, for the measure "gain". games: (K,) index of each turn's
+        game. clusters: (K,) index of each turn's board.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -132,11 +132,11 @@ def with_intervals(
 
 
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
-    """Return Pearson's correlation of credits and true advantages, each less its mean over the
-    game.
+    """Return Pearson's correlation of credits and true advantages, after each game's mean is
+    subtracted from both.
 
-    The correlation is corrected for noise. It is 0 if the credits within each game are equal, and
-    otherwise NaN if the advantages within games differ by noise only.
+    The correlation is corrected for noise. It is 0 if the credits within each game are equal.
+    Otherwise it is NaN if the advantages within games differ by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -160,7 +160,7 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 def right_signs(credits: ndarray, truth: Truth) -> float:
     """Return the share of turns whose credit has the sign of the true advantage, or NaN.
 
-    Turns whose true sign is unknown (`is_decided`) do not count. A credit of 0 counts as half."""
+    Only turns whose true sign is known (`is_decided`) count. A credit of 0 counts as half right."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan
@@ -198,7 +198,9 @@ def variance_shares(
 
 
 def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
-    """Compare the critic's values of the states before K turns, (K,), with mean returns from there.
+    """Compare the critic's value of the state before a turn with the mean return from this state.
+
+    Args: values: (K,), one for each turn. clusters: (K,) index of each turn's board.
 
     Returns: measure -> [value, half-width of its 95 % interval]. All measures except "bias" are
         corrected for the noise of the mean returns.

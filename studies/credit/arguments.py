@@ -59,9 +59,9 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Raise UserError if two runs with the same environment and estimator differ in more settings
-    than the seed, or have equal seeds. The report averages runs with the same environment and
-    estimator as seeds of one method."""
+    """Raise UserError if two runs with the same environment and estimator have the same seed, or
+    differ in another setting. The report averages runs with the same environment and estimator,
+    because it takes them for seeds of one method."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
@@ -82,11 +82,11 @@ def _earlier_of(folder: str) -> tuple:
 
 
 def _credit_settings(config: Config) -> Config:
-    """Return the settings of training with native rewards and loss on replies only, without filter
-    or KL term.
+    """Return the settings, changed to native rewards and loss on replies only, without filter and
+    without KL term.
 
-    Raises: UserError if num_groups or group_size is below 2, or if env is not one frozenlake or one
-        sokoban."""
+    Raises: UserError if num_groups or group_size is below 2, or if env is not a single frozenlake
+        or sokoban."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(

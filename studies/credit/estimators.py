@@ -64,7 +64,7 @@ NEUTRAL = {
 
 
 def estimators_of(learner: Learner) -> dict[str, dict]:
-    """Return ESTIMATORS; if the learner has no critic, without those that need a critic."""
+    """Return those ESTIMATORS that the learner can compute: some of them need a critic."""
     found = {}
     for name, settings in ESTIMATORS.items():
         if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:
@@ -125,7 +125,8 @@ def credits_of_alternatives(
 ) -> np.ndarray:
     """Return the credit (K,) that each turn gets if its game goes on differently after the reply.
 
-    In each call of the estimator, an alternative replaces at most one game of every group.
+    In each call of the estimator, an alternative replaces at most one game of every group, so the
+    rest of the group stays as it was.
 
     Args: alternatives: K games, one for each turn. Each game repeats the original up to the turn's
         reply, and goes on with new random numbers."""
@@ -143,7 +144,7 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the index of each game's first turn among all K turns, and then K, (games + 1,)."""
+    """Return the index of each game's first turn among all K turns, then K, (games + 1,)."""
     return np.cumsum([0, *(game.num_turns for game in games)])
 
 

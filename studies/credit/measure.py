@@ -66,7 +66,7 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # Files in OUT/cases hold no label, because "end" is another checkpoint if the run goes on.
+    # Files in OUT/cases hold no label: if the run goes on, "end" will mean a later checkpoint.
     return [{**case, "label": label} for label, case in cases.items()]
 
 
@@ -76,7 +76,7 @@ def measure_missing(
     """Measure the checkpoints whose label has the value None in `cases`, and replace None there."""
     device = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device)
-    # "start" comes first: it has no folder, so its weights are those of the new learner.
+    # "start" has no folder: its weights are those of the new learner. So it comes before all loads.
     for label, folder in job.checkpoints[run].items():
         if cases[label] is not None:
             continue
@@ -131,8 +131,9 @@ def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
     Returns:
         "success": share of won games.
         "cpu_s": CPU seconds.
-        "turns": columns of K turns. "critic" is None without a critic.
-        "credits": name -> [credit (K,), credit if the game goes on differently after the reply].
+        "turns": column -> values of the K turns. "critic" is None if the run has no critic.
+        "credits": estimator or control -> [credit (K,), credit (K,) if the game goes on differently
+            after the reply].
     """
     config = player.config
     began = time.process_time()
@@ -172,9 +173,10 @@ def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]
 def controls(
     games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
 ) -> dict[str, list]:
-    """Return the planner's step rewards of K turns, and the same shuffled within each game.
+    """Return the credits of two controls: the planner's step rewards of K turns, and these rewards
+    shuffled within each game.
 
-    Returns: name -> [credit (K,), credit if the game goes on differently after the reply]."""
+    Returns: control -> [credit (K,), credit if the game goes on differently after the reply]."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

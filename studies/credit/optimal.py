@@ -1,7 +1,8 @@
-"""Compute exact values of optimal play on FrozenLake and Sokoban, under the limits of the policy.
+"""Compute exact values of optimal play on FrozenLake and Sokoban.
 
-In each turn a player chooses 1 to `actions_per_turn` actions before it sees the result of any. The
-value of a state is the largest expected sum of rewards from this state to the end of the game.
+The limits on turns and actions are those of the policy. In each turn a player chooses 1 to
+`actions_per_turn` actions before it sees the result of any. The value of a state is the largest
+expected sum of rewards from this state to the end of the game.
 """
 
 from configurator import Config
@@ -63,7 +64,7 @@ def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
 
 
 def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return reward + state_value after the turn - state_value before, of each turn, (K,)."""
+    """Return for each turn, (K,): reward + state_value after the turn - state_value before it."""
     found = []
     for game in games:
         values = [state_value(state) for state in game.states_and_end()]
@@ -105,7 +106,7 @@ def lake_values(
     budget: int,
     max_turns: int,
 ) -> np.ndarray:
-    """Return the largest probability of reaching the goal, by turns left, cell and actions left.
+    """Return the probability, [turns left, cell, actions left], that optimal play reaches the goal.
 
     Returns: (max_turns + 1, cells, budget + 1) float64."""
     single_moves = lake_transitions(size, holes, goal, success_rate)

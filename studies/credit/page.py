@@ -1,4 +1,4 @@
-"""Correlate how accurate the credit of each estimator is with how fast it learns.
+"""Correlate the accuracy of each estimator's credit with the estimator's speed of learning.
 
     python -m studies.reproduce credit     # trains with each estimator
     python -m studies.credit.measure RUN...  # the credit of each estimator
@@ -52,7 +52,7 @@ class Result(NamedTuple):
     """The accuracy of an estimator's credit, and the success of its S runs, one for each seed."""
 
     name: str
-    speeds: np.ndarray  # (S,) mean success after iteration 0
+    speeds: np.ndarray  # (S,) mean success rate of the evaluations after iteration 0
     last: np.ndarray  # (S,) success after the last iteration
     cpu_s: float  # CPU seconds of RL, mean over the runs
     accuracies: dict[str, float]  # checkpoint -> rank correlation of credit and true advantage
@@ -85,8 +85,8 @@ def results_of(
     Args: curves: "WORLD ESTIMATOR" -> rows of its runs. summaries: the entries of CREDIT about
         `world`, one for each checkpoint.
 
-    Raises: UserError if all runs have one seed, or if an estimator has fewer seeds than others, or
-        no accuracy."""
+    Raises: UserError if all runs have the same seed, or if an estimator has fewer seeds than others
+        or no accuracy."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
     if len(seeds) == 1:
         raise UserError("intervals over seeds need two seeds; run studies.reproduce credit")
@@ -129,7 +129,7 @@ def evaluations_of(row: Row) -> list[float]:
 
 
 def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
-    """Return for each seed the rank correlation, over E estimators, of accuracy and speed, (S,)."""
+    """Return the rank correlation of accuracy and speed over E estimators, for each seed, (S,)."""
     accuracies = [result.accuracies[checkpoint] for result in results]
     speeds = np.stack([result.speeds for result in results])  # (E, S)
     return np.array([rank_correlation(accuracies, of_seed) for of_seed in speeds.T])
@@ -156,7 +156,7 @@ def credit_table(summaries: Sequence[dict]) -> str:
 
 
 def speed_table(results: Sequence[Result]) -> str:
-    """Return a Markdown table of the estimators, the one with the highest mean success first.
+    """Return a Markdown table of the estimators, sorted by mean success, the highest first.
 
     Differences to GRPO are between runs with the same seed."""
     labels = list(results[0].accuracies)

@@ -49,7 +49,7 @@ class RecordedGame(Rollout):
 
 
 def copy_episode(episode: Episode) -> Episode:
-    """Return an independent copy of the episode, which will draw the same random numbers."""
+    """Return an independent copy of the episode. The copy will draw the same random numbers."""
     twin = copy.copy(episode)
     twin.env = copy.deepcopy(episode.env)
     twin.plan_lengths = list(episode.plan_lengths)
@@ -130,7 +130,7 @@ class ContinuingScheduler(RolloutScheduler):
 
 
 def play_groups(player: Player, num_groups: int, group_size: int) -> list[RecordedGame]:
-    """Play `num_groups` training boards, which `config.seed` decides, `group_size` games each."""
+    """Play `group_size` games on each of `num_groups` training boards, chosen by `config.seed`."""
     config = player.config
     games = []
     for group, member in product(range(num_groups), range(group_size)):
@@ -152,9 +152,10 @@ class Continuations:
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
-    """Continue every game `num_draws` times from before each turn, and as often after each reply.
+    """Continue every game `num_draws` times from the state before each turn, and `num_draws` times
+    after each reply.
 
-    A game continued after a reply first executes the reply again, with new slips. So a lucky slip
+    Each continuation after a reply first executes the reply again, with new slips. So a lucky slip
     in the original game does not raise the estimated value of the reply.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]

@@ -104,7 +104,7 @@ def losses_of(game: RecordedGame) -> Losses:
 
 
 def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
-    """Return the cells of HEADINGS, without the name of the model, for the games of one model."""
+    """Return a model's row of the table, without the first cell (the name of the model)."""
     losses = np.array([losses_of(game) for game in games])  # (games, 2)
     columns = np.column_stack([losses.sum(1), losses])  # (games, 3)
     boards = np.arange(len(games)) // group_size
@@ -130,7 +130,7 @@ def planned(games: Sequence[RecordedGame]) -> str:
 
 
 def shares(counts: Counter) -> str:
-    """Format counts, number of actions -> number of turns, as shares: '1: 40%, 2: 60%'."""
+    """Format `counts` (number of actions -> number of turns) as shares: '1: 40%, 2: 60%'."""
     total = sum(counts.values())
     return ", ".join(f"{count}: {number / total:.0%}" for count, number in sorted(counts.items()))
 

@@ -1,8 +1,8 @@
 """Write tables and a picture of how accurate the credit of each estimator is.
 
 The credit of a turn is the mean advantage of its tokens. A case (dict) holds what measure.py
-measured at one checkpoint of a run. The tables show means over seeds, with intervals for the choice
-of boards and seeds.
+measured at one checkpoint of a run. The tables show means over seeds. The intervals cover the
+choice of boards and the choice of seeds.
 """
 
 import json
@@ -52,11 +52,11 @@ Numbers = dict[str, list[float]]  # measure -> [value, half-width of its 95 % in
 
 @dataclass
 class Summary:
-    """Means over the runs (one for each seed) of a method at one checkpoint in one environment."""
+    """Means over the runs of a method (one for each seed), in one environment at one checkpoint."""
 
     env: str
     method: str  # the estimator that trained the policy
-    label: str  # of the checkpoint: start, an iteration such as 20, or end
+    label: str  # of the checkpoint: "start", "end" or an iteration such as "20"
     seeds: list[int]
     facts: dict[str, float]  # from `measure_case`
     estimators: dict[str, Numbers]
@@ -118,9 +118,9 @@ def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
 
 
 def measure_case(case: dict) -> tuple[dict[str, float], dict[str, Numbers], Numbers | None]:
-    """Return facts about a case, estimator -> its measures, and the measures of the critic.
+    """Return three parts: facts about a case; estimator -> its measures; measures of the critic.
 
-    The measures of the critic are None if the run has no critic."""
+    The third part is None if the run has no critic."""
     turns = case["turns"]
     truth = Truth(np.array(turns["before"]), np.array(turns["reply"]))
     games = np.array(turns["game"])
@@ -165,7 +165,9 @@ def pool_seeds(estimators: Sequence[dict[str, Numbers]]) -> dict[str, Numbers]:
 
 
 def pool_numbers(seeds: Sequence[Numbers]) -> Numbers:
-    """Return measure -> [mean over seeds, half-width of its interval over boards and seeds]."""
+    """Return measure -> [mean over seeds, half-width of the mean's 95 % interval].
+
+    The interval covers the choice of boards and the choice of seeds."""
     pooled = {}
     for name in seeds[0]:
         values = np.array([seed[name][0] for seed in seeds])

@@ -117,7 +117,7 @@ def test_doctests():
 
 
 def exact_values(env):
-    """Return the probability that random single moves reach the goal, by actions left and cell."""
+    """Return the probability, [actions left, cell], that random single moves reach the goal."""
     mean_move = lake_transitions(env.size, env.holes, env.goal, env.success_rate).mean(0)
     values = [np.eye(env.size**2)[env.goal]]
     for _ in range(env.max_actions):
@@ -228,8 +228,9 @@ def test_values_of_the_lake_are_those_of_the_best_sequences():
     assert values[2, 0, 2] == 0 and values[1, 1, 2] == 1 and values[1, 1, 1] == 0
     slippery = lake_values(2, frozenset([2]), 1, 0.8, 1, 3, 3)
     # From cell 0, Right reaches the goal with probability 0.8 and the hole with 0.1. Up reaches the
-    # goal with probability 0.1 and stays otherwise. With three turns left, the value of Up is
-    # 0.1 + 0.9 * 0.88, and the value of Right only 0.8 + 0.1 * 0.88.
+    # goal with probability 0.1 and stays otherwise. With two turns left, the value of cell 0 is
+    # 0.88. So with three turns left, the value of Up is 0.1 + 0.9 * 0.88 = 0.892, and the value of
+    # Right only 0.8 + 0.1 * 0.88 = 0.888.
     assert slippery[1, 0, 3] == pytest.approx(0.8)
     assert slippery[2, 0, 3] == pytest.approx(0.88)
     assert slippery[3, 0, 3] == pytest.approx(0.892)
@@ -315,8 +316,8 @@ def test_reply_value_averages_over_slips():
     env = episode.env
     env.size, env.holes, env.goal, env.player = 2, frozenset([2]), 1, 0
     env.num_actions = 0
-    # Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with 0.1. The
-    # value of cell 0 with three turns left is 0.892.
+    # Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with 0.1. Three
+    # turns are left after this turn, so the value of cell 0 is then 0.892.
     assert reply_value(episode, ["right"]) == pytest.approx(0.8 + 0.1 * 0.892)
     assert reply_value(episode, ["fly"]) == pytest.approx(0.892)
 
@@ -384,14 +385,14 @@ def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
 
 
 def test_the_noise_of_the_truth_is_known():
-    """Variances: of the noise 2 * 0.5^2 / 16 = 0.03125, of the true advantages 0.3^2 = 0.09. So the
-    reliability is 0.09 / (0.09 + 0.03125) = 0.742."""
+    """The noise has the variance 2 * 0.5^2 / 16 = 0.03125, the true advantages have 0.3^2 = 0.09.
+    So the reliability is 0.09 / (0.09 + 0.03125) = 0.742."""
     _, truth = simulate(np.random.default_rng(0), num_turns=4000)
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)
     assert truth.spread() == pytest.approx(0.09, rel=0.06)
     assert truth.reliability() == pytest.approx(0.742, abs=0.02)
-    # The reliability with m draws, 0.09 / (0.09 + 0.5 / m), is 0.95^2 at
-    # m = 0.5 / 0.09 * 0.9025 / 0.0975 = 51.4.
+    # The ceiling is the root of the reliability, which is 0.09 / (0.09 + 0.5 / m) with m draws. The
+    # ceiling is 0.95 at m = 0.5 / 0.09 * 0.9025 / 0.0975 = 51.4.
     assert truth.draws_for(0.95) == pytest.approx(51.4, abs=4)
 
 
@@ -414,7 +415,8 @@ def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
 
 
 def test_shares_separate_bias_from_luck():
-    """The credits have parts of variance 1 (true advantages), 2 (bias) and 3 (luck)."""
+    """The credit is 7 times a sum of three parts. Their variances are 1 (true advantage), 2 (bias)
+    and 3 (luck)."""
     rng = np.random.default_rng(2)
     advantages, truth = simulate(rng, num_turns=20_000, spread=1.0)
     systematic = advantages + rng.normal(0, 2**0.5, 20_000)
@@ -441,7 +443,7 @@ def test_a_truth_of_noise_alone_is_not_known():
 
 
 def test_between_turns_of_a_game_by_hand():
-    """The true advantages are 1, 0 in game 0 and 0, 1 in game 1. Game 2 has one turn."""
+    """Game 0 has the true advantages (1, 0), game 1 has (0, 1), and game 2 has a single turn."""
     games = np.array([0, 0, 1, 1, 2])
     exact = np.array([[1.0], [0.0], [0.0], [1.0], [5.0]]).repeat(2, 1)
     truth = Truth(np.zeros((5, 2)), exact)

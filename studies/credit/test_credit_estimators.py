@@ -69,7 +69,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
     for game, twin in again:
         assert twin.trajectory.status == game.trajectory.status
         assert facts_of(twin) == facts_of(game)
-        # Logprobs are about equal: the engine computes a restored game's history in one prefill.
+        # Logprobs differ by rounding: the engine computes a restored game's history in one prefill.
         logprobs = game.trajectory.rollout_logprobs
         assert twin.trajectory.rollout_logprobs == pytest.approx(logprobs, abs=1e-4)
         assert twin.episode.env.observe() == game.episode.env.observe()
@@ -82,7 +82,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
 
 @pytest.fixture
 def played(trained_folder, one_rank):
-    """Return a function: estimator -> learner, games (2 groups of 4), player."""
+    """Return a function that plays games: estimator -> (learner, 2 groups of 4 games, player)."""
 
     def play(estimator, **changes):
         settings = dict(num_groups=2, filter_keep=1.0, batch_size=4, estimator=estimator)
@@ -102,7 +102,7 @@ def test_credits_are_those_that_train_would_use(played, name):
     experience = train.build_experience(learner, trajectories)
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
-    if "reward_density" in settings:  # `credits_of` converts native rewards itself
+    if "reward_density" in settings:  # `credits_of` expects native rewards and converts them
         density = settings["reward_density"]
         native_learner, native_games, _ = played(settings["estimator"], turn_level=True)
         shaped_scores = [shaped(game, density).score for game in native_games]
@@ -129,7 +129,8 @@ def test_critic_estimators_need_a_critic(played):
 
 
 def test_alternatives_replace_one_turn_of_a_group_at_a_time(played):
-    """GRPO compares games of one group, so replacing a game of another group changes no credit."""
+    """GRPO compares only games of one group, so replacing a game changes no credit in other groups.
+    `credits_of_alternatives` therefore replaces a game of each group at once."""
     learner, games, player = played("gae")
     alternatives = monte_carlo(player, games, 2).alternatives
     settings = ESTIMATORS["GRPO by turn"]

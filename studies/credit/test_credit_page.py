@@ -54,14 +54,14 @@ def test_speed_is_the_mean_of_the_evaluations_after_the_start():
 
 
 def test_accuracy_and_speed_are_correlated_for_each_seed():
-    """At "start", GAE, GRPO and RLOO have accuracies of 0.9, 0.5 and 0.2. Their speeds are 0.6, 0.5
-    and 0.3 with seed 0, and 0.5, 0.7 and 0.8 with seed 1."""
+    """GAE, GRPO and RLOO have the accuracies 0.9, 0.5, 0.2 at "start" and 0, 0, 1 at "end". Their
+    speeds are 0.6, 0.5 and 0.3 with seed 0, and 0.5, 0.7 and 0.8 with seed 1."""
     results = results_of("frozenlake", CURVES, SUMMARIES)
     assert [result.name for result in results] == ["GAE", "GRPO", "RLOO"]
     assert results[0].last.tolist() == [0.7, 0.5]
     np.testing.assert_allclose(correlations(results, "start"), [1.0, -1.0])
     half = np.sqrt(3) / 2
-    np.testing.assert_allclose(correlations(results, "end"), [-half, half])  # accuracies 0, 0, 1
+    np.testing.assert_allclose(correlations(results, "end"), [-half, half])
 
 
 def test_a_missing_run_or_credit_is_an_error():
@@ -107,8 +107,8 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(credit_page, "rows_of", lambda _, scale: curves)
     credit_page.main([])
     text = page.read_text()
-    # With two seeds the half-width is 12.7062 standard errors. Intervals of success are cut off at
-    # 0 and 100 %, those of differences are not.
+    # With two seeds, the half-width is 12.7062 standard errors (Student's t). Intervals of success
+    # are cut off at 0 and 100 %. Intervals of differences are not cut off.
     assert (
         "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
         in text

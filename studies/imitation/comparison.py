@@ -7,8 +7,8 @@
 
 Every model and scripted player plays 16 games on each of 256 fixed prompts. A *row* is a JSON file
 in studies/imitation/rows/ with settings, commit, costs, and games won on each prompt. The script
-writes studies/imitation/table.md from the rows. It ignores rows that were made with other weights
-than the present ones in base/. An interrupted run continues when the command starts again.
+writes studies/imitation/table.md from the rows. The script ignores a row if base/ now has other
+weights than when the row was made. An interrupted run continues when the command starts again.
 """
 
 from configurator import UserError, load_config
@@ -83,7 +83,7 @@ class World(NamedTuple):
 def methods_of(
     name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
 ) -> dict[str, Method]:
-    """Return name of the row in table.md -> method, for one grid world.
+    """Return the methods for one grid world, as name of the row in table.md -> method.
 
     Args:
         name: PPO reads config/NAME_ppo.py, and GRPO reads config/NAME_grpo.py.
@@ -106,11 +106,14 @@ def methods_of(
 
 
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
-    """Return name of the row in table.md -> method, for StarPO-S, GiGPO and SAMPO.
+    """Return StarPO-S, GiGPO and SAMPO, as name of the row in table.md -> method.
 
-    Args: star_po_s: number of RL iterations of StarPO-S. later: number of RL iterations of GiGPO,
-        and of SAMPO. Both are chosen so that a run takes about the CPU time of PPO. overrides:
-        settings of GiGPO and SAMPO.
+    The numbers of iterations are chosen so that a run takes about the CPU time of PPO.
+
+    Args:
+        star_po_s: RL iterations of StarPO-S.
+        later: RL iterations of GiGPO, and also of SAMPO.
+        overrides: settings of GiGPO and SAMPO.
     """
     ppo = (f"{name}_ppo",)
     grpo = (f"{name}_grpo",)
@@ -133,12 +136,12 @@ def imitation_of(stage: Curve) -> Method:
 
 
 def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: object) -> World:
-    """Return a game with two methods: SFT on games of a reference player, and this SFT before RL.
+    """Return a game with two methods: SFT on games of a reference player; this SFT, then RL.
 
     Args:
         name: the game and its RL method are set in config/NAME.py.
         sft: settings of SFT, with few steps, so that RL has something to improve.
-        rl: PPO or GRPO, only for the name of the row.
+        rl: PPO or GRPO, used only in the name of the row.
         overrides: settings of RL.
     """
     overlays = ("tiny_new_game",)
@@ -151,8 +154,8 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
     return World(title, (name,), methods, headline, overlays)
 
 
-# Settings of RL in Sokoban. Games are longer than on FrozenLake (there 32 groups), and rewards are
-# ten times as large (there a penalty of -0.1).
+# Settings of RL in Sokoban. Its games are longer than those of FrozenLake, so an iteration has 16
+# groups instead of 32. Its rewards are ten times as large, so the penalty is -1.0 instead of -0.1.
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
@@ -249,10 +252,10 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Train and evaluate the methods of a world whose rows are missing.
+    """Make the missing rows of a world: train the methods without a row, and play the games.
 
     Args: only: the name of a row, or a part of the names of several rows; "" chooses all rows.
-    Raises: UserError if no row has such a name."""
+    Raises: UserError if `only` matches no row."""
     world = WORLDS[name]
     known = ("players", BASE, *world.methods)
     chosen = [only] if only in known else [row for row in known if only in row]
@@ -270,7 +273,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
 
 
 def run_method(world: World, method: Method, seed: int) -> dict:
-    """Train a model and play its games. Returns: commands, settings, costs, games won by prompt.
+    """Train a model and play its games. Returns: commands, settings, costs, wins by prompt.
 
     Raises: UserError if a training command fails."""
     commands = []
@@ -325,7 +328,7 @@ def wins_of_players(world: World) -> dict[str, list[int]]:
 
 
 def play_prompts(world: World, what: str) -> dict[str, list[int]]:
-    """Return model or player -> the number of games that it wins on each prompt in eval.py.
+    """Run eval.py. Return model or player -> the number of games that it wins on each prompt.
 
     Args: what: the argument of eval.py that chooses models or players, such as "--model=tiny"."""
     scores = ROWS / "scores.json"
@@ -341,7 +344,7 @@ def play_prompts(world: World, what: str) -> dict[str, list[int]]:
 
 
 def game_words(world: World) -> list[str]:
-    """Return arguments of `load_config` that choose a world and 256 prompts."""
+    """Return the arguments of eval.py and `load_config` that choose a world and 256 prompts."""
     files = files_at(Curve(world.files, {}, overlays=world.overlays), "tiny")
     return [*(config_path(file) for file in files), "--eval_size=256"]
 
@@ -366,8 +369,8 @@ def write_row(world: str, method: str, seed: int, row: dict, commit: str | None)
 
 
 def read_row(world: str, method: str, seed: int) -> dict | None:
-    """Read a row (JSON file). None if it is missing, or was measured with other weights in
-    base/."""
+    """Read a row from its JSON file. Return None if the file is missing, or if the row was made
+    with other weights in base/."""
     path = row_path(world, method, seed)
     if not path.exists():
         return None
@@ -451,12 +454,13 @@ INTRODUCTION = f"""\
 # RL against imitation
 
 Every row plays the same 256 fixed prompts {SAMPLES} times, with the same noise. Success is in %,
-with a 95 % interval over prompts and seeds; parentheses hold the results of the seeds if these
-differ. Differences are paired by prompt. If two rows have different numbers of seeds, the mean
-over the seeds of the second is subtracted, so the spread of the second row's seeds is not in the
-interval. Policies sample at T=0.5. CPU-s are of training, without evaluations. "Crowd" rows are
-the players of the corpus of the base model ([base_model](../base_model/README.md)), without the
-random turns that they make there. They name a random number of actions a turn."""
+with a 95 % interval over prompts and seeds. If the seeds differ, parentheses hold the result of
+each seed. Differences are paired by prompt. If two rows have different numbers of seeds, the second
+row enters the difference with the mean of its seeds. Then the interval does not cover the spread of
+these seeds. Policies sample at T=0.5. CPU-s are the CPU time of training, without evaluations. The
+rows named "Crowd" are scripted players. They also play the games in the corpus of the base model
+([base_model](../base_model/README.md)). There some of their turns are random; here none are. The
+number of actions that they name in a turn is random."""
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from support.settings_history import (
     without_old_evaluations,
 )
 
-# "start", "after RL" or name of a reference player -> 1 for a prompt that was won, else 0; (n,) for
-# one seed, (S, n) for several
+# Key: "start", "after RL" or the name of a reference player. Value: 1 for each prompt that was won,
+# else 0; (n,) for one seed, (S, n) for S seeds.
 Wins = dict[str, np.ndarray]
 POLICIES = ("start", "after RL")
 RATE = (float, None)
@@ -51,7 +51,7 @@ class TrainedRun:
     folder: Path
     config: Config
     commit: str
-    wins: dict[str, Wins]  # by scored environment; the first is that of `evaluations`
+    wins: dict[str, Wins]  # by environment; `evaluations` are in the first of them
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
     code_diff: str | None = ""  # uncommitted changes as a diff; None: not saved
@@ -183,7 +183,7 @@ def make_arms(groups: Sequence[Sequence[Path]]) -> list[Arm]:
 
 
 def check_one_method(runs: Sequence[TrainedRun]) -> None:
-    """Raises: UserError if the settings differ in more than the seed."""
+    """Raises: UserError if the runs are not different seeds of one method."""
     policies = {str(run.folder): str(run.folder / "policy") for run in runs}
     notes = pool_seeds(policies).notes
     if notes:

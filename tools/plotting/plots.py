@@ -13,15 +13,16 @@ WINDOW = 9  # a moving average is over this many iterations
 
 
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
-    """Return the 95 % intervals over prompts and seeds of I evaluations: lower and upper ends (I,).
+    """Return the 95 % interval of the mean success in each of I evaluations: two ends, each (I,).
 
-    If the solved prompts are known, the interval is `rate_interval`. If they are unknown, it is
-    `interval_of_rates`, which is at least as wide. If a seed has no rate, it is NaN.
+    The interval covers the choice of prompts and of seeds. It is `rate_interval` if `known` has the
+    evaluation, else `interval_of_rates`, which is at least as wide. If the rate of a seed is NaN,
+    the interval is NaN.
 
     Args:
         rates: success rates of S seeds, (S, I).
-        known: index of an evaluation, 0 to I - 1, or -1 for the last -> solved prompts (S, n).
-        num_prompts: n, if no solved prompts are known.
+        known: index of an evaluation (-1 is the last one) -> 1 for a solved prompt, else 0, (S, n).
+        num_prompts: n; needed only if `known` is empty.
     """
     for wins in known.values():
         num_prompts = wins.shape[-1]
@@ -35,12 +36,14 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
 def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
     """Return the reference players that obey the policy's limits: label -> successes.
 
-    A closed-loop player takes one action a turn, so it needs as many turns as actions. Random play
-    ignores observations, so it can take as many actions a turn as the policy.
+    In the rows "closed loop" of eval.py a player takes one action a turn. The greedy player obeys
+    the limits if the policy has at least as many turns as actions. The random player ignores
+    observations, so it plays the same with several actions a turn. It obeys the limits if the
+    policy can take all actions of a game within its turns.
 
     Args:
-        wins: name of a row of eval.py, such as "optimal, 5 a turn" -> successes.
-        settings: of the policy.
+        wins: name of a row in eval.py's table, such as "optimal, 5 a turn" -> successes.
+        settings: those of the policy's run.
     """
     found = {}
     optimal = [name for name in wins if name.startswith("optimal, ") and name.endswith(" a turn")]

@@ -43,14 +43,14 @@ PLAYER_LOOK = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 LABEL_GAP = 1.35  # smallest distance of two labels, in multiples of the font size
 LEGEND_WIDTH = 2.6  # smallest width of a legend entry, in inches
 LETTER_WIDTH = 0.1  # width of a letter in the legend, in inches
-LABEL_X = 1.045  # where labels begin, as a fraction of the axes
+LABEL_X = 1.045  # x at which labels begin; the axes go from 0 to 1
 
 
 class Quantity(NamedTuple):
     """How a metric is drawn."""
 
     words: str  # name of the axis
-    scale: float = 1.0  # 100 shows a fraction in per cent
+    scale: float = 1.0  # values are multiplied by it; 100 turns a fraction into per cent
 
 
 PERCENT = Quantity("fixed prompts solved, %", 100)
@@ -114,7 +114,7 @@ def look_of(index: int) -> dict:
 
 
 def draw_player(axes: Axes, height: float) -> None:
-    """Draw the line of a reference player; `label_lines` adds its name."""
+    """Draw the line of a reference player, without its name (see `label_lines`)."""
     axes.axhline(height, **PLAYER_LOOK, zorder=1)
 
 
@@ -128,7 +128,7 @@ def draw_legend(
 
     Args:
         looks: name of a curve -> its look, see `look_of`.
-        notes: lines above the names.
+        notes: text above the entries.
         signs: text -> line or area to show; these entries follow the curves.
     """
     entries: dict[str, Artist] = {name: Line2D([], [], **look) for name, look in looks.items()}

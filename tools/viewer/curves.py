@@ -30,8 +30,8 @@ from tools.plotting.style import (
 )
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
-LONGEST_NAME_AT_LINE = 24  # characters; longer names go into the legend
-LEGEND_LINE = 0.4  # inches of height for each name in the legend
+LONGEST_NAME_AT_LINE = 24  # characters; if a name is longer, the legend has all names
+LEGEND_LINE = 0.4  # inches that each name in the legend adds to the height of the plot
 MEAN_LINE = {"linewidth": 2.4, "marker": "o", "markersize": 3.5}
 SEED_LINE = {"linewidth": 0.9, "alpha": 0.5}
 BAND_ALPHA = 0.15
@@ -83,7 +83,7 @@ def title_of(env: str, num_prompts: int) -> str:
     """
     name, _, options = env.partition(":")
     words = [word.replace("_", " ").replace("=", " ") for word in options.split(",") if word]
-    if name.endswith(".py"):  # a user's file: the first option is the name of the class
+    if name.endswith(".py"):  # file.py:CLASS,key=value: a user's environment
         title = options.split(",")[0]
         words = words[1:]
     else:
@@ -96,7 +96,7 @@ def title_of(env: str, num_prompts: int) -> str:
 
 
 def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
-    """Return the legend entries for kinds of lines and areas: text -> line or area to show."""
+    """Return legend entries that explain kinds of lines and areas: text -> line or area to show."""
     signs: dict[str, Artist] = {}
     if any(len(arm.runs) > 1 for arm in arms):
         signs["mean of the seeds"] = Line2D([], [], color=GRAY, **MEAN_LINE)
@@ -108,7 +108,7 @@ def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
 
 
 def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
-    """Draw the mean, the band of `success_band` and the single seeds of an arm.
+    """Draw the mean success of an arm, its `success_band`, and the success of each seed.
 
     Returns: the label of the mean."""
     iterations = arm.shared_iterations()
@@ -131,7 +131,7 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Return which prompts each seed solved, (S, n): key 0 before RL, key -1 after RL.
+    """Return which of n prompts each of S seeds solved, (S, n): key 0 before RL, key -1 after RL.
 
     The dict is empty until all seeds are finished. Key -1 is missing if seeds end at different
     iterations.
@@ -157,7 +157,7 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Return the players with the same result in all finished runs: name -> successes."""
+    """Return the part of `Wins` that is equal in all finished runs, mostly reference players."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
     for name, wins in (players[0] if players else {}).items():

@@ -48,7 +48,7 @@ OUTCOMES = {  # status -> how a trajectory ended, in words
     "out_of_tokens": "out of tokens",
     "error": "error",
 }
-RANKED_BY = {  # setting filter_by -> the value of a group that the filter compares, in words
+RANKED_BY = {  # value of the setting filter_by -> by what the filter ranks groups, in words
     "reward_std": "the standard deviation of its scores",
     "reward_mean": "its mean score",
     "entropy": "its entropy",
@@ -122,7 +122,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
 def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
     """Return the trajectories of a run, each with its stage (see STAGES).
 
-    Raises: UserError if there is no trajectory, or a line holds something else."""
+    Raises: UserError if there are no trajectories, or if a line is no trajectory."""
     records = []
     for file, stage in STAGES.items():
         shape = TRAJECTORY if stage else {"step": int, "group": int, **TRAJECTORY}
@@ -140,13 +140,13 @@ def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
 def read_file(path: Path) -> list[tuple[dict, str | None]]:
     """Return the trajectories of a file, each with the name of its policy; None means training.
 
-    Raises: UserError if a line is no trajectory, or if there is none."""
+    Raises: UserError if there are no trajectories, or if a line is no trajectory."""
     shape = {"policy": (str, ...), "step": (int, ...), "group": (int, ...), **TRAJECTORY}
     records = []
     for line, record in enumerate(read_records(path, shape), start=1):
         is_training = "step" in record and "group" in record
         policy = record.get("policy", "recorded")
-        if policy == record["env"]:  # a run names its own policy after the environment
+        if policy == record["env"]:  # train.py writes the environment as "policy"
             policy = "recorded"
         stage = None if is_training else shown(policy)
         records.append(({**record, "file": path.name, "line": line}, stage))
@@ -176,7 +176,7 @@ def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) ->
 
     Returns:
         steps: the iterations.
-        curves: name and values of each metric in CURVES, a value or None for each iteration.
+        curves: metric of CURVES -> its name and its values, one per iteration (None if unknown).
         eval: (iteration, success) of each evaluation. Iteration 0 is the model before RL."""
     curves = {}
     for key, label in CURVES.items():
@@ -420,7 +420,8 @@ def shown(text: str) -> str:
     """Escape control characters and marks of writing direction, which could hide text."""
     if text.replace("\n", "").isprintable():
         return text
-    return printable(text, limit=10 * len(text) + 10, keep="\n\t")  # an escape has <= 10 characters
+    # An escape has at most 10 characters, so the limit cuts nothing.
+    return printable(text, limit=10 * len(text) + 10, keep="\n\t")
 
 
 def number_text(text: str, text_ids: dict[str, int]) -> int:

@@ -53,7 +53,7 @@ class Block(NamedTuple):
 class Frame(NamedTuple):
     """The board and the texts of a frame."""
 
-    board: str  # empty for an environment without boards
+    board: str  # "" except for FrozenLake and Sokoban
     blocks: list[Block]
 
 
@@ -69,7 +69,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
         raise UserError(f"{name} has trajectories from 0 to {len(trajectories) - 1}, got {index}")
     trajectory = trajectories[index]
     cells = data["cells"][trajectory["env"]]
-    arrows = ARROWS if cells else {}  # arrows stand for moves on a board
+    arrows = ARROWS if cells else {}  # only moves on a drawn board get arrows
     frames = [turn_frame(turn, arrows) for turn in trajectory["turns"]]
     frames.append(end_frame(trajectory, arrows))
 
@@ -170,7 +170,7 @@ def write_blocks(page: Axes, blocks: list[Block]) -> None:
             size=FONT_SIZE,
             color=block.color,
             weight=block.weight,
-            linespacing=1.3,  # makes lines about LINE_HEIGHT apart
+            linespacing=1.3,  # the distance of lines is then about LINE_HEIGHT
             parse_math=False,
         )
         y += block.height()

@@ -17,7 +17,7 @@ from grids import Sokoban
 
 
 class Color(NamedTuple):
-    """A color of the light theme and one of the dark theme."""
+    """The color of a shape in the light theme and in the dark theme of the page."""
 
     light: str
     dark: str
@@ -104,7 +104,7 @@ FROZENLAKE_CELLS = {
     "X": ("ice", "hole", "player"),
     "√": ("ice", "flag", "player"),
 }
-SOKOBAN_CELLS = (  # layers of each symbol, in the order of the alphabets in Sokoban.SYMBOLS
+SOKOBAN_CELLS = (  # layers of the symbols; both texts in Sokoban.SYMBOLS have this order
     ("wall",),
     ("floor",),
     ("floor", "target"),
@@ -114,8 +114,8 @@ SOKOBAN_CELLS = (  # layers of each symbol, in the order of the alphabets in Sok
     ("floor", "target", "player"),
 )
 
-# `Episode` (dialogue.py) puts a header before an observation: a report on the turn before, then the
-# turns and actions that are left (the budget).
+# `Episode` (dialogue.py) puts a header before an observation: a report on the previous turn, then
+# the turns and actions that are left (the budget).
 HEADER = re.compile(
     r"(?:(?P<report>.*?)\n)?"
     r"(?P<budget>Turn \d+ of \d+, \d+ actions? left)\.\n"
@@ -127,14 +127,14 @@ HEADER = re.compile(
 class Message(NamedTuple):
     """The parts of a user message; "" for a missing part."""
 
-    report: str  # on the turn before
+    report: str  # on the previous turn
     budget: str  # turns and actions that are left
     board: str  # the leading lines that have equal length and consist of symbols of a board
     text: str  # everything after the board
 
 
 def cells_of(env: str) -> dict[str, tuple[str, ...]]:
-    """Return symbol -> names of layers; {} for an environment without boards.
+    """Return {symbol of a board: names of its layers}; {} except for FrozenLake and Sokoban.
 
     Args: env: an environment with its options, as in the setting `env`.
     """
@@ -148,7 +148,7 @@ def cells_of(env: str) -> dict[str, tuple[str, ...]]:
 
 
 def split_message(message: str, symbols: Mapping) -> Message:
-    """Split a user message into its parts. Args: symbols: the symbols of a board.
+    """Split a user message into its parts. Args: symbols: its keys are the symbols of a board.
 
     >>> message = "Reward 0.\\nTurn 2 of 5, 1 action left.\\n_G\\nP_\\nGoal up."
     >>> parts = split_message(message, FROZENLAKE_CELLS)

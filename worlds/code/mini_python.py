@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MAX_STEPS = 200  # steps of a call; the functions of `repair.py` take at most 64 without a fault
+MAX_STEPS = 200  # steps of a call; the correct functions of `repair.py` take at most 64
 MAX_NUMBER = 10**6  # largest absolute value that an operator or a function may give
 MAX_LENGTH = 64  # numbers in a list
 
@@ -114,8 +114,9 @@ class Program:
     """Turns syntax trees into Python functions that execute them.
 
     Values are whole numbers, True, False, None and lists of whole numbers. No operation may change
-    a list in place, because tests share their arguments. Compiling raises ProgramError for unknown
-    syntax. Executing raises ProgramError at a limit, or errors of Python such as ZeroDivisionError.
+    a list in place, because `repair.py` reuses the argument lists. Compiling raises ProgramError
+    for unknown syntax. Executing raises ProgramError at a limit, or errors of Python such as
+    ZeroDivisionError.
     """
 
     def __init__(self):

@@ -3,7 +3,7 @@
 The task follows SWE-Gym in arXiv 2510.01132 at a size for small models. Deliberate differences:
 - `mini_python.py` interprets the code that a policy writes, so no sandbox is needed.
 - Tests that the faulty code already passes earn no reward. If they did, an edit without effect
-  would earn most of the reward.
+  would earn a part of the reward.
 """
 
 from configurator import UserError
@@ -191,7 +191,7 @@ class Repair(Env):
         elif command.verb == "run":
             self.output = self._visible_report()
 
-        if command.verb == "submit" or not self.actions_left:  # the last action submits as well
+        if command.verb == "submit" or not self.actions_left:  # using up the actions also submits
             return self._submit()
         changed = self.lines != old_lines
         return Move(0.0, terminated=False, success=False, effective=changed)
@@ -333,7 +333,9 @@ def _mutations(tree: ast.Module) -> Iterator[str]:
 
 
 def _replacements(node: ast.AST) -> tuple[str, list[Any]]:
-    """Return the field of a node that a fault changes, and its wrong values; ("", []) if none."""
+    """Return the field that a fault changes in `node`, and the wrong values of this field.
+
+    Return ("", []) if no fault changes `node`."""
     match node:
         case ast.Constant(int(value)):
             return "value", [value - 1, value + 1]

@@ -5,9 +5,10 @@ This is the code task of arXiv 2510.01132 without containers. Deliberate differe
 - The policy gets the files of the base commit without the git history, because the history may
   contain the answer.
 - Tests that the unpatched code already passes earn no reward. If they did, a patch without effect
-  would earn most of the reward.
+  could earn most of the reward.
 
-Tests run in the same process as the code that they test, so the tested code can forge the report.
+Tests run in the same process as the code that they test, so the tested code can forge the report
+of the tests.
 """
 
 from configurator import UserError
@@ -26,8 +27,10 @@ import numpy as np
 from envs import SPLIT_SIZE, Env, Move
 from worlds.code.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
 
-MAX_COMMAND = 100_000  # bytes of a command
-MAX_NAMES = 10_000  # bytes of test files' names in a command; Linux limits a command to 131,072
+# Linux limits a command to 131,072 bytes. The command that runs the tests contains a test patch of
+# at most MAX_COMMAND bytes, and the names of the test files three times.
+MAX_COMMAND = 100_000  # bytes of a command or a patch
+MAX_NAMES = 10_000  # bytes of the names of all test files of a row
 SHOWN_OUTPUT = 2_000  # the policy sees this many characters at the end of the output
 END_OF_PATCH = "END OF PATCH"
 APPLY_PATCH = f"git apply --allow-empty - <<'{END_OF_PATCH}'\n{{}}\n{END_OF_PATCH}"
@@ -44,10 +47,10 @@ ROW_TYPES = {
 }
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
-NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # a changed file in a patch
+NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # a file that a patch adds or changes
 
-# `archive_commit` runs git with these limits and settings. With the settings, git does not read the
-# configuration of the machine and the user.
+# `archive_commit` runs git with these limits and settings. The settings keep git from reading the
+# configuration of the machine and of the user.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -65,8 +68,9 @@ NO_ATTRIBUTES = (
 class SWE(Env):
     """Tasks of SWE-Gym. `rows` is a file of JSON lines, with one row of the data set per line.
 
-    The folder of the file must have a git checkout of each repository, such as `moto` for
-    `getmoto/moto`. An action is a shell command in a copy of the base commit, or `submit`.
+    The folder that holds this file must also hold a git checkout of each repository, for example
+    `moto` for `getmoto/moto`. An action is a shell command in a copy of the base commit, or
+    `submit`.
     """
 
     blocking = True
@@ -144,10 +148,11 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # Replies are split at "||". If the patch has "||", only the part before it arrives here.
+        # A reply is split into actions at "||". If the patch contains "||", `command` is only the
+        # part of the patch command before "||".
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
-        if not self.actions_left:  # the last action submits as well
+        if not self.actions_left:  # using up the actions also submits
             return self._submit()
         return Move(0.0, terminated=False, success=False, effective=code == 0)
 
@@ -157,7 +162,7 @@ class SWE(Env):
         passed = len(deciding & self._passed_tests()) / len(deciding)
         success = passed == 1
         reward = float(success)
-        if self.reward == "ratio":  # the unpatched code passes all tests but `failing`
+        if self.reward == "ratio":  # the unpatched code fails exactly the tests in `failing`
             reward = max(0.0, 1 - (1 - passed) * len(deciding) / len(failing))
         return Move(reward, terminated=True, success=success, effective=True)
 
@@ -216,9 +221,9 @@ def archive_commit(checkout: Path, commit: str) -> bytes:
     The checkout is not trusted. git works in an empty repository that borrows only the objects of
     the checkout, so settings, filters, hooks and attributes of the checkout have no effect.
 
-    Raises: ValueError for a missing checkout, or if `git archive` fails, for example for a missing
-        commit. OSError or SubprocessError if `git init` fails or a program does not start or end in
-        time.
+    Raises: ValueError if the checkout is missing or `git archive` fails, for example because the
+        commit is missing. OSError if a program cannot start. SubprocessError if `git init` fails,
+        or if `git archive` takes more than MAX_SECONDS.
     """
     objects = (checkout / ".git" / "objects").absolute()
     if not objects.is_dir():
@@ -325,7 +330,7 @@ def _is_plain_text(text: str) -> bool:
 def _is_inside(file: str) -> bool:
     """Whether a name is a path below the working folder, and no command-line option."""
     parts = file.split("/")
-    is_option = file.startswith(("-", "@"))  # pytest reads more arguments from the file after @
+    is_option = file.startswith(("-", "@"))  # pytest reads arguments from FILE if it gets @FILE
     return file.isprintable() and not is_option and not {"", ".", ".."} & set(parts)
 
 

@@ -26,8 +26,8 @@ BOXED = re.compile(r"\\boxed\{(.*?)\}")
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
 MAX_STATES = 20_000  # states that a search for a solution may visit
-# gem-llm 0.1.0 cannot make these two games without these arguments. Their `reset` replaces the
-# values.
+# gem-llm 0.1.0 cannot make these two games without these arguments. The values do not matter: the
+# `reset` of these games replaces them.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
@@ -49,8 +49,7 @@ class Gem(Hub):
         with self.isolation.run():
             defaults = find_game(name)
         self.arguments = REPAIRS.get(name, {}) | parse_settings(settings)
-        # At the start of each game, GEM draws a value for an argument that is None, so the rules
-        # vary.
+        # If an argument is None, GEM draws its value at the start of each game, so the rules vary.
         self.has_fixed_rules = None not in (defaults | self.arguments).values()
         self.kind = KINDS.get(kind_of(name), OTHER)
 
@@ -145,7 +144,7 @@ def make_game(name: str, arguments: dict[str, Any]) -> Any:
 
 @lru_cache
 def first_instructions(name: str, arguments: tuple) -> str:
-    """Return the instructions of the game with seed 0."""
+    """Return the instructions of the game with seed 0, to use them for all seeds."""
     with Isolation().run():
         instructions, _ = make_game(name, dict(arguments)).reset(0)
     return with_answer_tags(instructions)
@@ -169,7 +168,9 @@ def use_local_words(module_name: str) -> None:
 
 @lru_cache
 def local_words(language: str) -> list[str]:
-    """Return words in place of an NLTK list: from a dictionary for "en", else from a story."""
+    """Return words in place of a word list of NLTK.
+
+    The words of the list "en" come from a dictionary, those of "en-basic" from a story."""
     from reasoning_gym.data import read_data_file
 
     if language == "en":
@@ -339,8 +340,8 @@ def plan_word(game: Any) -> list[str]:
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
     """Return a mark for each sign of a guess, as in Wordle. A sign is a letter or a number.
 
-    G: the secret has the sign in this place. Y: the secret has the sign in another place, which no
-    G and no earlier Y uses. X: all other signs.
+    G: the secret has the sign in this place. Y: the secret has the sign in another place, and no G
+    or earlier Y counts that place. X: all other signs.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']

@@ -19,7 +19,8 @@ from envs import Move, make_env, show
 from worlds.hubs.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text.base import require_package
 
-# In rendered text, a background colour marks the player's cell. `_describe` puts it in [ ] instead.
+# In rendered text, a background colour marks the player's cell. `_describe` puts the cell in [ ]
+# instead.
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the line in which a renderer shows the last action
@@ -31,7 +32,7 @@ SUCCESSES = ("reward", "end", "limit")
 class Known(NamedTuple):
     """Texts and settings of an environment that needs no options.
 
-    `names`, `values` and `success` are the defaults of the same options of `Gymnasium`.
+    `names`, `values` and `success` are defaults for the options of `Gymnasium` with these names.
     """
 
     names: tuple[str, ...] = ()
@@ -94,9 +95,9 @@ class Gymnasium(Hub):
 
     - `names`: names of the actions, such as up/down.
     - `values`: names of the numbers in an observation, such as row/column.
-    - `success`: which games are won. "end": those that end before the environment's limit of steps.
-      "reward": those that end before this limit with a last reward above 0. "limit": those that
-      last until the limit.
+    - `success`: which games are won. With "end", a game is won if it ends before the environment's
+      limit of steps. With "reward", the last reward must also be above 0. With "limit", a game is
+      won if it lasts until the limit.
     - `settings`: arguments for gymnasium.make, such as is_slippery=False;map_name=8x8.
     """
 
@@ -202,7 +203,7 @@ class Gymnasium(Hub):
 
     def _named_numbers(self, observation: Any) -> str:
         decode = getattr(self.game.unwrapped, "decode", None)
-        if decode and len(self.values) > 1:  # as in Taxi, one number holds several values
+        if decode and len(self.values) > 1:  # one number holds several values, as in Taxi
             observation = list(decode(observation))
         numbers = flatten(observation)
         if len(numbers) > MAX_NUMBERS:
@@ -263,7 +264,9 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def flatten(observation: Any) -> list[float]:
-    """Return the numbers of an observation: a number, an array, or a tuple or dict of these."""
+    """Return all numbers in an observation.
+
+    An observation is a number, an array, or a tuple or dict of observations."""
     if isinstance(observation, dict):
         observation = tuple(observation.values())
     if isinstance(observation, (tuple, list)):

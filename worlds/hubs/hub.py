@@ -75,9 +75,9 @@ class Hub(Env):
     """An environment of a hub. An instance holds the seed of a game.
 
     The option `splits` says how games of training and evaluation differ. With `splits=seen` they
-    have different first observations. If too few first observations exist (`has_few_starts`),
-    training and evaluation share them. With `splits=seed`, for games that start slowly, only the
-    seeds differ.
+    have different first observations, unless too few of these exist (`has_few_starts`). With
+    `splits=seed` only the seeds differ. Games that start slowly use `splits=seed`, because `draw`
+    then need not begin a game.
 
     A subclass defines `begin`, and calls it in `_start`.
     """
@@ -121,7 +121,7 @@ class Hub(Env):
         """Draw ("hub", seed, the result of `begin`).
 
         The third value is "" if training and evaluation may share first observations, or if the
-        game cannot begin. If it cannot begin, `_start` raises the error."""
+        game cannot begin. If the game cannot begin, `_start` raises the error."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:
@@ -150,7 +150,8 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 def has_few_starts(spec: str) -> bool:
     """Whether two of the games with the first 100 seeds have the same first observation.
 
-    The two fixed splits (eval and heldout) take 512 first observations. If only 1,000 existed, 100
+    The two fixed splits (eval and heldout) take 512 first observations, and training needs others.
+    This test rarely overlooks a game with too few first observations: if only 1,000 existed, 100
     seeds would have 100 different ones with probability 0.6 %.
     """
     env = make_env(spec)

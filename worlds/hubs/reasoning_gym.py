@@ -32,8 +32,8 @@ SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
-# acre would make all questions at the start, and word_ladder limits their number. So each question
-# of these two gets a dataset of its own.
+# The dataset acre would make all its questions at the start, and the dataset word_ladder limits the
+# number of its questions. So each question of these two gets a dataset of its own.
 ONE_BY_ONE = ("acre", "word_ladder")
 # These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (
@@ -160,7 +160,7 @@ class ReasoningGym(Hub):
         return []
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return the answers to random questions of the dataset."""
+        """Return the dataset's answers to random questions, for the player "random"."""
         answers = []
         for _ in range(count):
             _, entry = self._make(int(rng.integers(DATASET_SIZE)))
@@ -183,7 +183,7 @@ class ReasoningGym(Hub):
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if dataset `name` is unknown, refused, or depends on a random hash seed."""
+    """Raise UserError if dataset `name` is unknown or refused, or depends on a random hash seed."""
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
@@ -201,7 +201,7 @@ def check_name(name: str) -> None:
 
 @lru_cache(maxsize=256)
 def make_dataset(name: str, settings: str, seed: int) -> Any:
-    """Make a dataset of reasoning-gym. Raises: UserError if it does not accept the settings."""
+    """Make a dataset of reasoning-gym. Raises: UserError if the dataset rejects the settings."""
     from reasoning_gym.factory import create_dataset
 
     arguments = parse_settings(settings)
@@ -273,7 +273,7 @@ def is_small(exponent: ast.expr) -> bool:
 def value_of(number: ast.expr) -> Fraction:
     """Return the value of a number, a signed number, or a fraction of such values.
 
-    Raises: ValueError or ArithmeticError for other expressions.
+    Raises: ValueError for any other expression; ArithmeticError for a division by 0 and for inf.
     """
     if isinstance(number, ast.UnaryOp) and isinstance(number.op, (ast.USub, ast.UAdd)):
         value = value_of(number.operand)
@@ -288,8 +288,8 @@ def value_of(number: ast.expr) -> Fraction:
 def num_terms(node: ast.expr) -> int:
     """Return the largest number of terms that an expression can have once multiplied out.
 
-    An expression without names is one term. A call of a function counts as two terms, because sympy
-    may rewrite the call itself, too.
+    An expression without names is a number, so it is one term. A call of a function counts as two
+    terms, because sympy may replace a call by a sum.
     """
     if isinstance(node, ast.UnaryOp):
         return num_terms(node.operand)

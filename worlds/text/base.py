@@ -1,4 +1,4 @@
-"""The base class of four text games: facts, commands that change them, and shortest plans.
+"""`World`, the base class of four text games, with a search for shortest plans.
 
 `quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132, at a size
 for small models. `textworld.py` and `alfworld.py` play the games of the original packages.
@@ -6,7 +6,8 @@ Deliberate differences from this paper:
 - The return of a game is the largest share of the task that was done at any moment.
 - A command that is impossible in the present state is an illegal action.
 - Every observation repeats the task.
-- In `quest.py` and `household.py` a search finds a shortest solution from the present state.
+- The optimal player of `quest.py` and `household.py` searches for a shortest solution from the
+  present state.
 """
 
 from configurator import UserError
@@ -34,7 +35,8 @@ class World(Env):
     - `relevant`: returns the things that a shortest plan may need. A subclass with its own `search`
       needs no `relevant`.
     - `effects`: returns all possible commands with the facts that they change. If `search` passes
-      the relevant things as `only`, `effects` may leave out commands that the plan does not need.
+      the relevant things as `only`, `effects` may leave out commands that a shortest plan does not
+      need.
     - `progress`: returns the share of the task that is done, 0..1.
     - `_start`: sets up an instance and ends with a call of `_open`.
     """
@@ -91,7 +93,8 @@ class World(Env):
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         """Return `count` random commands, each possible after the ones before it.
 
-        Return only one command if `self.facts` is empty, because then later commands are unknown.
+        Return only one command if `self.facts` is empty, because without facts the commands that
+        are possible after the first one are unknown.
         """
         facts = self.facts
         commands = []
@@ -103,7 +106,10 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """Return the possible command with most words of the final command; the first of ties."""
+        """Return the possible command that shares most words with the final command of `_open`.
+
+        If several commands share equally many words, return the first.
+        """
         return max(self.commands, key=lambda name: len(self.final_words.intersection(name.split())))
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
@@ -113,7 +119,7 @@ class World(Env):
     def search(self, max_length: int) -> tuple[str, ...] | None:
         """Find a shortest solution breadth-first.
 
-        Returns: the commands; None if there is no solution with at most `max_length` of them.
+        Returns: the commands; None if no solution has at most `max_length` commands.
         """
         only = self.relevant(self.facts)
         queue = [(self.facts, ())]

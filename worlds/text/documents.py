@@ -35,7 +35,7 @@ MAX_NAME = 80  # characters of a name, a title or the key of an attribute
 MAX_VALUE = 150  # characters of an attribute's value, an answer or a step
 MAX_QUESTION = 1000  # characters of a question
 MAX_NUMBER = 10**9  # absolute values must be below this
-MAX_FILE = 100_000_000  # bytes of the file
+MAX_FILE = 100_000_000  # bytes of a user's file
 
 
 class Document(NamedTuple):
@@ -270,8 +270,8 @@ class Index:
 
         The search returns at most `most` documents, those with the highest scores.
 
-        No document has a higher score, because this document has all words of its name. Earlier
-        documents with all these words have the same score and come before it.
+        Document `number` has the highest possible score, because it contains all words of its name.
+        Earlier documents that contain all these words have the same score and come before it.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)

@@ -170,7 +170,7 @@ class Household(World):
     def relevant(self, facts: Facts) -> set[str]:
         """Return the things and places that a shortest plan may need, for `search`.
 
-        Of several target places in the same state, such as closed, a plan needs only the first."""
+        If several target places are in the same state, such as closed, the first is enough."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
@@ -183,9 +183,10 @@ class Household(World):
     def progress(self, facts: Facts) -> float:
         """Return the share of the task's steps that are done, 0..1.
 
-        The steps are to hold the thing, to treat it if the task says so, and to store it in the
-        target. A stored thing counts as held. The task `two` has these steps for both things. The
-        task `light` has two steps in this order: hold the thing, then be at the lit lamp.
+        The steps are to hold the thing, to clean, heat or cool it if the task says so, and to store
+        it in the target. A stored thing counts as held. The task `two` has these steps for both
+        things. The task `light` has two steps in this order: hold the thing, then be at the lit
+        lamp.
         """
         if self.lamp:
             return self._reading_progress(facts)

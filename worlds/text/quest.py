@@ -48,8 +48,8 @@ class Quest(World):
     """Take an item, or put it somewhere, in a house of `w` rooms and `o` objects.
 
     Objects are furniture, keys and items; doors do not count. A shortest solution has exactly `q`
-    commands. `goal` sets which of these commands the task tells: all (full), the last one (last) or
-    none (none).
+    commands. With `goal=full` the task shows all of these commands, with `goal=last` the last one,
+    and with `goal=none` none of them.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Quest(World):
         num_furniture = 1 + (self.num_objects - 2) // 3
         furniture = rng.permutation(BOXES + TABLES)[:num_furniture].tolist()
         furniture = [f"{colours.pop()} {kind}" if kind in BOXES else kind for kind in furniture]
-        boxes = [name for name in furniture if " " in name]  # only boxes among it have a colour
+        boxes = [name for name in furniture if " " in name]  # a box has a colour, a table has none
 
         num_left = self.num_objects - len(furniture)
         shuffled = rng.permutation(doors + boxes).tolist()
@@ -228,8 +228,9 @@ class Quest(World):
     def progress(self, facts: Facts) -> float:
         """Return the share of the task's steps that are done, 0..1; 1 if the goal is reached.
 
-        Each thing, box or door in the shortest solution is one step. A step is done while its
-        thing, box or door has another place or state than at the start. The goal is one more step.
+        One step belongs to each thing, box or door that the shortest solution names. The step is
+        done while this thing, box or door has another place or state than at the start. The goal is
+        one more step.
         """
         thing, place = self.goal
         if facts[thing] == place:

@@ -1,9 +1,9 @@
 """TextWorld: games of the package `textworld`, as in arXiv 2510.01132.
 
 The package is optional. Deliberate differences from this paper:
-- Games run in the Python code of the package, not as programs in an interpreter (z-machine).
+- Games run in the Python code of the package. They are not compiled for a z-machine interpreter.
 - `statements` makes the text of an observation from the visible facts.
-- The reward is the rise of the score, as a share of the maximum.
+- The reward of a command is the rise of the score, divided by the largest possible score.
 """
 
 from configurator import UserError
@@ -46,7 +46,7 @@ STATES = (
 
 
 class TextWorld(World):
-    """Games of TextWorld. Training and evaluation differ only in the seeds of their games.
+    """Games of TextWorld. Training games and evaluation games differ only in their seeds.
 
     - `game=custom`: `w` rooms, `o` objects and a quest of `q` commands.
     - `game=simple`: a house of six fixed rooms.
@@ -100,7 +100,8 @@ class TextWorld(World):
         self.note = ""  # the description of what the last command examined
         self.walkthrough = []
         for command in map(drop_articles, self.game.metadata["walkthrough"]):
-            # The walkthrough of a cooking game opens a container again for every ingredient.
+            # The walkthrough of a cooking game repeats "open X" for every ingredient, although X is
+            # already open.
             if not command.startswith("open ") or command not in self.walkthrough:
                 self.walkthrough.append(command)
         self._open({}, f"Task: {self.game.objective}", self.walkthrough[-1])
@@ -125,13 +126,14 @@ class TextWorld(World):
         return move._replace(terminated=self.state.done, effective=changed)
 
     def _description(self, command: str) -> str:
-        """Return the description of the thing that the command examines; "" if none."""
+        """Return the description of the thing that an `examine` command names; else ""."""
         text = ""
         for info in self.game.infos.values():
             if info.name and command == f"examine {drop_articles(info.name)}":
                 text += info.desc
-        fixed, conditional, _ = text.partition("[")  # "[if open]..." depends on the state
-        return fixed.rpartition(".")[0] if conditional else fixed  # drop the cut sentence
+        # "[if open]..." begins a part that depends on the state. Keep the sentences before it.
+        fixed, conditional, _ = text.partition("[")
+        return fixed.rpartition(".")[0] if conditional else fixed
 
     # ---------- the task
 
@@ -143,8 +145,8 @@ class TextWorld(World):
     def search(self, max_length: int) -> tuple[str, ...]:
         """Return TextWorld's own plan from the present state, not always a shortest one.
 
-        If TextWorld has no plan, return the rest of the walkthrough. If the next command of the
-        walkthrough is impossible, return ().
+        If TextWorld has no plan, return the rest of the walkthrough, or () if the next command of
+        the walkthrough is impossible.
         """
         if self.state.done:
             return ()
@@ -188,7 +190,7 @@ class Scene:
     holders: list[str]  # names of containers and supporters
     room: str = ""
     contents: dict[str, list[str]] = field(default_factory=dict)  # place -> things
-    states: dict[str, str] = field(default_factory=dict)  # thing -> "open", "raw uncut" ...
+    states: dict[str, str] = field(default_factory=dict)  # thing -> its states, as "raw uncut"
     doors: dict[str, str] = field(default_factory=dict)  # room behind the door -> door
     ways: list[tuple[str, str]] = field(default_factory=list)  # (direction, room there)
 

@@ -1,6 +1,6 @@
-"""Tools: answer questions with a search, a calculator and a key-value store, call by call.
+"""Tools: answer questions with calls of a search, a calculator and a key-value store.
 
-`ToolUse` asks about the towns in documents.py, which are the same in every game. So a policy may
+`ToolUse` asks about the towns in documents.py, which are the same in every game. So a policy can
 learn them by heart. The key-value store differs from game to game.
 `OwnData` takes items, passages and questions from a user's file.
 """
@@ -47,7 +47,7 @@ class Task(NamedTuple):
 
 
 class ToolUse(Env):
-    """Questions about the bundled towns: `find` takes 2 calls, `fetch` 3, `sum` 4 and `put` 5."""
+    """Tasks about the bundled towns. A task `find` takes 2 calls, `fetch` 3, `sum` 4, `put` 5."""
 
     noun = "town"
 
@@ -75,8 +75,8 @@ class ToolUse(Env):
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
         """Draw a `find` question: which item has these attributes?
 
-        Returns: None if a search for the textual values shows no such item, or if more than
-            MAX_ANSWERS items fit."""
+        Returns: None if a search for the values that are texts shows no fitting item, or if more
+            than MAX_ANSWERS items fit."""
         target = self._draw_item(rng)
         wanted = {}
         for key in rng.permutation(list(target.attributes)).tolist()[:2]:
@@ -115,7 +115,8 @@ class ToolUse(Env):
     def _draw_sum(self, rng: np.random.Generator) -> Task | None:
         """Draw a `sum` question: what is the sum of an attribute of two items?
 
-        Returns: None if the names are not in alphabetical order, or if a number is not whole."""
+        Returns: None if the drawn names are not in alphabetical order (only one order of a pair is
+            asked), or if one of the two values is not a whole number."""
         first = self._draw_item(rng)
         second = self._draw_item(rng)
         attribute = self._draw_number(first, rng)
@@ -137,7 +138,7 @@ class ToolUse(Env):
     def _draw_put(self, rng: np.random.Generator) -> Task | None:
         """Draw a `put` task: store the sum of an item's attribute and a number from the store.
 
-        Returns: None if the drawn item has no whole number."""
+        Returns: None if no attribute of the drawn item is a whole number."""
         document = self._draw_item(rng)
         attribute = self._draw_number(document, rng)
         if not attribute:
@@ -181,8 +182,8 @@ class ToolUse(Env):
         self.store = dict(task.store)
         self.steps = [Step(*step) for step in task.steps]
         self.last_calls = task.last_calls
-        # "document NAME", "key KEY" and "value NUMBER" for results seen so far, and "call CALL" for
-        # calls made so far
+        # the results seen so far, as "document NAME", "key KEY" or "value NUMBER", and the calls
+        # made so far, as "call CALL"
         self.proofs: set[str] = set()
         self.result = ""
 
@@ -257,15 +258,16 @@ class ToolUse(Env):
 
     def statements(self) -> list[str]:
         notes = [step.note for step in self.steps if step.proof in self.proofs]
-        whole = [note for note in notes if "." not in note]  # a thought is split at full stops
+        # A thought is split at full stops before it is compared with these statements.
+        whole = [note for note in notes if "." not in note]
         return [f"Known {', '.join(whole) or 'nothing'}."]
 
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return only the next call, so that the player reads its result first.
+        """Return only the next call, so that the player reads the result of each call.
 
-        If fewer turns than missing calls are left, return up to `max_actions` calls."""
+        If more calls are needed than turns are left, return up to `max_actions` calls."""
         calls = self._missing_calls()
         return calls[:max_actions] if len(calls) > turns_left else calls[:1]
 
@@ -366,7 +368,7 @@ class OwnData(ToolUse):
         return ()
 
     def _search_for_answer(self, answer: str) -> tuple[Step, ...]:
-        """Return a search for the name of a document that shows the answer; () if none does."""
+        """Return a search for a document's name that shows the answer; () if there is none."""
         folded = answer.casefold()
         for document, text in zip(self.index.documents, self.index.folded, strict=True):
             if folded not in text or not has_answer(document, answer):
