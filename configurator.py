@@ -138,7 +138,7 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum",
 
 @dataclass(frozen=True)
 class Config:
-    """The settings. Where the StarPO paper (arXiv 2504.20073) has a value, it is the default."""
+    """The settings. The defaults follow StarPO-S in the StarPO paper (arXiv 2504.20073)."""
 
     # -- run
     # folder of the run; '' = out/NAME, where NAME.py is the first config file. Each further file in
@@ -160,8 +160,8 @@ class Config:
     num_threads: Natural = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
 
     # -- environment
-    # 'name:key=value,...'; 'A + 2*B' draws A for 1/3 of the groups and B for 2/3; 'A @50 > B' is A
-    # for 50 iterations, then B
+    # 'name:key=value,...'. 'A + 2*B' draws A or B for each group, with probability 1/3 and 2/3.
+    # 'A @50 > B' is A for 50 iterations, then B
     env: str = "frozenlake"
     eval_env: str = ""  # environments to evaluate in: 'A + B'; '' = those of env (after its last >)
     observation: Literal["grid", "coord", "relations"] = "grid"  # form of the observations

@@ -598,8 +598,8 @@ def _draw_split(env: Env, split: str, taken: set) -> Iterator[tuple]:
 def drawn_in_time(env: Env, draws: Iterator[Item]) -> Iterator[Item]:
     """Yield the instances (or games) of an iterator, and give each of them DRAW_LIMIT_S seconds.
 
-    Raises: UserError if an instance takes longer, for example because its options are
-        impossible."""
+    Raises: UserError if one of them takes longer, for example because the options of the
+        environment are impossible."""
     try:
         yield from limit_items(DRAW_LIMIT_S, draws)
     except EnvError as error:

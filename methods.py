@@ -143,7 +143,8 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
 def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
     """Dynamic sampling: choose at most num_groups groups for the filter, which chooses from them.
 
-    Groups with variance come first. Groups without variance fill the places that are left.
+    The first groups with variance are chosen. The first groups without variance fill the places
+    that are left.
     Returns: indices of groups (<= num_groups,) int64, ascending.
     >>> candidate_groups(torch.tensor([0.5, 0.0, 0.0, 0.7]), num_groups=3).tolist()
     [0, 1, 3]
@@ -200,8 +201,8 @@ def gigpo_advantages(
     trajectory of the group once in mean and std, as in equation 3 of the paper. The paper's code
     counts a trajectory once for each of its turns.
 
-    The method has an effect on first turns, because a group has one start state. It has an effect
-    on a later turn if another turn of the group starts in the same state.
+    The method can have an effect on a turn if another turn of the group starts in the same state.
+    First turns always share their state, because a group has one start state.
     Args: states, one key for each of the K turns: two turns of a group have equal keys if they
         start in the same state; estimator, see `starpo.group_advantages`; gamma, discount from turn
         to turn; the others as for `starpo.trajectory_advantages`.
@@ -216,7 +217,7 @@ def gigpo_advantages(
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
     returns = starpo.returns_to_go(turn_rewards, turns_per_trajectory, gamma)  # (K,)
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
-    numbers: dict[tuple, int] = {}  # (group, state) -> number of the turns to compare
+    numbers: dict[tuple, int] = {}  # (group, state) -> a number that its turns share
     state_groups = []
     for key in zip(group_of_turn.tolist(), states, strict=True):
         state_groups.append(numbers.setdefault(key, len(numbers)))
@@ -341,7 +342,7 @@ def sequence_mask(
 
     A segment is bad if the mean advantage of its tokens is below 0. The policy has moved away from
     a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. Tokens
-    with False are dropped from the sum of the loss, but stay in its denominator.
+    with False are dropped from the sum in `starpo.ppo_loss`, but stay in its denominator.
 
     The method can have an effect if pi and pi_engine differ. They differ from the second optimizer
     step on. In bfloat16, rounding makes them differ in the first step, too.

@@ -238,7 +238,7 @@ class PackedLayout:
 
     A GPU since Ampere runs one varlen kernel for the whole row. On a CPU, on an older GPU and in
     float32, each piece is one SDPA call. The keys of a piece are the keys of its context, then its
-    own keys. So the queries of the piece belong to the last of these keys.
+    own keys. So the last keys belong to the same tokens as the queries of the piece.
     """
 
     def __init__(self, batch: PackedBatch):

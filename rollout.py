@@ -242,8 +242,8 @@ class Rollout:
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
         """Record a reply and its outcome."""
         record = replace(outcome.record, cut_by=reply.cut_by)
-        # The cut counts as a fault only if the reply is not valid, so if it has other faults. A
-        # reply that was cut off after </answer> can be valid.
+        # A cut alone is no fault, because a reply that was cut off after </answer> can be valid. If
+        # the reply has other faults, the cut is added to them.
         if reply.cut_by and record.faults:
             record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
         turn = Turn(
@@ -652,7 +652,7 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
 def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
     """Make every token after the system message a response token, as in RAGEN v1's loss mask.
 
-    The new response tokens get the rollout log-prob NaN, because no engine sampled them."""
+    The new response tokens get the rollout log-prob NaN, because they were prompt tokens."""
     system = chat.message("system", trajectory.system)
     turns = []
     for turn in trajectory.turns:

@@ -157,8 +157,8 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     Args:
         values: (C,), of the ranked groups, in the order of their ranks.
         keep: in (0, 1], or >= 1 for "count".
-        num_groups: P, the number of groups with the excluded ones. "fraction" keeps a fraction of
-            P, not of C.
+        num_groups: P, the number of groups, the excluded ones included. "fraction" keeps a
+            fraction of P, not of C.
     """
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
@@ -332,8 +332,8 @@ def gae(
 
     Args:
         rewards: (S,) float, of S steps.
-        values: (S,) float, V of the state before each step, in reward units. (In the first pass of
-            bi-level GAE, V at the last token of the turn.)
+        values: (S,) float, V of the state before each step, in reward units. (The first pass of
+            bi-level GAE is an exception: as V of a turn it takes V at the turn's last token.)
         lengths: the number of steps of each piece. They sum to S.
         gamma, lam: discount and lambda in [0, 1] from each step to the next, one number or (S,).
     Returns: advantages (S,), returns (S,) = advantages + values; both without gradient, at least

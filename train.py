@@ -15,8 +15,8 @@ In the update, B, K and R are the numbers in one mini-batch or micro-batch.
     python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. If a setting has changed,
-the second start mostly needs --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run after the
+A second start with the same out_dir continues from the newest checkpoint. Most changes of settings
+since the first start need --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run after the
 current iteration, or after grace_s seconds if that is sooner. The exit code is then 75, or 1 with
 torchrun (docs/faults.md).
 """
@@ -441,10 +441,10 @@ def logprobs_before_update(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
-    By default pi_old is pi_engine, which saves a forward pass. Otherwise pi_old is the trainer's
-    policy before the update, which differs a little from pi_engine. The importance weights in
-    `clipped_loss` correct for this difference. They cannot correct for it at tokens without a
-    log-prob of the engine, and GSPO has no importance weights."""
+    By default pi_old is pi_engine, which saves a forward pass. In the three cases below, pi_old is
+    the trainer's policy before the update, which differs a little from pi_engine. The importance
+    weights in `clipped_loss` correct for this difference, except with GSPO and at tokens without a
+    log-prob of the engine."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -673,7 +673,7 @@ def policy_loss(
             divided.
         num_observation_tokens: observation tokens of the mini-batch, by which ECHO's cross-entropy
             is divided.
-    Returns: loss, a scalar; metrics. Summed over the micro-batches, they are the loss and the
+    Returns: loss and metrics of this micro-batch. Summed over all micro-batches, they are loss and
         metrics of the mini-batch. But logprob_diff_max is the maximum in this micro-batch.
     """
     config = learner.config
@@ -718,8 +718,8 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # The ratio is pi / pi_old. With these weights, weight * ratio is pi / pi_engine, or the cap
-        # if that is smaller. The weights have no gradient.
+        # The ratio is pi / pi_old. These weights, which have no gradient, make
+        # weight * ratio = min(pi / pi_engine, importance_cap).
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
@@ -755,7 +755,7 @@ def critic_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the clipped value loss times value_coef.
 
-    Returns: loss, a scalar; metrics. Summed over the micro-batches, they are the loss and the
+    Returns: loss and metrics of this micro-batch. Summed over all micro-batches, they are loss and
         metrics of the mini-batch."""
     config = learner.config
     values = learner.critic(packed)  # (R,) even with ECHO's observations in the batch

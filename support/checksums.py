@@ -17,8 +17,8 @@ from pathlib import Path
 
 from support.run_folder import read_json
 
-# The lines of a log up to the newest checkpoint never change: a run only appends lines, and a
-# restart drops only lines after that checkpoint.
+# The lines of a log up to the newest undamaged checkpoint never change: a run only appends lines,
+# and a restart drops only lines after that checkpoint.
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
 OF_MODEL = "checksums.json"  # name of the file in the folder of a model

@@ -55,8 +55,8 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 def new_warnings(history: Sequence[dict]) -> list[str]:
     """A sentence for each sign of collapse that the last row has and the row before it has not.
 
-    In a run that collapses, the first warning mostly comes after success has fallen, too late to
-    predict the collapse (studies/collapse/README.md).
+    If a run collapses, its first warning, if any, mostly comes after success has fallen. This is
+    too late to predict the collapse (studies/collapse/README.md).
     """
     before = signs_of_collapse(history[:-1])
     return [

@@ -29,7 +29,7 @@ class Stage(NamedTuple):
 def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
     """The environments at an iteration of a curriculum, with the probability of each.
 
-    'A + 2*B' draws A for one third of the groups and B for two thirds. 'A @50 > B' is A in
+    'A + 2*B' draws A or B for each group, with probability 1/3 and 2/3. 'A @50 > B' is A in
     iterations 0 to 49, then B.
 
     Args:

@@ -154,9 +154,9 @@ def turn_record(turn: Turn, tokenizer) -> dict:
 def note_filter(
     trajectories: Sequence[Trajectory], values: Tensor, groups: Tensor, group_size: int
 ) -> None:
-    """Store in each trajectory whether the filter kept its group, and the value of its group.
+    """Store in each trajectory whether the filter kept its group, and the filter's value for it.
 
-    Args: values: (P,), the numbers that the filter ranked; groups: indices of the kept groups."""
+    Args: values: (P,), by which the filter ranks groups; groups: indices of the kept groups."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
         group = index // group_size

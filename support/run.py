@@ -384,8 +384,8 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
 
     Args: history: rows of metrics.jsonl; `eval_success` is None if the evaluation had other prompts
         or rules than now.
-    Returns: the success, or -1 if `history` has none or best/ is lost; then a sentence that says
-        that best/ is lost, or ""."""
+    Returns: the success, or -1 if `history` has none or best/ is lost; a sentence if best/ is lost,
+        else ""."""
     known = {}
     for row in history:
         if row["eval_success"] is not None:

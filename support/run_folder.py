@@ -124,8 +124,10 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
 
 def _check_entries(out_dir: Path) -> None:
-    """Check the entries that a run would open. Raises: UserError for a link, for a folder in place
-    of a file, and for a file in place of a folder."""
+    """Check the entries that a run would open.
+
+    Raises: UserError for a link, for anything but a plain file in place of a file, and for anything
+        but a folder in place of a folder."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:

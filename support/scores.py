@@ -58,7 +58,8 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     pass@k is a mean over prompts. Let n be the smallest number of samples of a prompt. Then k is
     2, 4, 8, ... up to n, and n itself if n > 1."""
     successes = successes_by_prompt(trajectories)
-    samples = min(len(won) for won in successes.values())  # may differ between prompts in a replay
+    # In a replay, some prompts can have more samples than others.
+    samples = min(len(won) for won in successes.values())
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
     metrics["error_frac"] = num_errors / len(trajectories)

@@ -63,8 +63,8 @@ def pool_seeds(models: dict[str, str]) -> Pools:
 def without_seed(config: Config) -> Config:
     """Return the settings, with defaults for the seed and for the settings of WITHOUT_EFFECT.
 
-    A run after SFT starts from the model of an SFT run with the same seed, for seed 1 from
-    out/sft_s1/model. `_s1` only names the seed, so it is dropped from the path.
+    A run after SFT starts from the model of an SFT run with the same seed, such as out/sft_s1/model
+    for seed 1. `_s1` only names the seed, so it is dropped from the path.
     """
     model = config.model.replace(f"_s{config.seed}/", "/")
     defaults = {key: getattr(Config, key) for key in WITHOUT_EFFECT}

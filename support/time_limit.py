@@ -38,7 +38,7 @@ class EnvError(Exception):
 
 
 class TimeUp(BaseException):
-    """The time is over. An environment's "except Exception" does not catch a BaseException."""
+    """The time is over. TimeUp is no Exception, so "except Exception" does not catch it."""
 
 
 def time_out(limit_s: float) -> str:
@@ -54,7 +54,7 @@ def is_time_out(error: str | None) -> bool:
 def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
     """Call a function with a time limit. Limits may be nested.
 
-    Raises: EnvError if the call exceeds the limit. Other errors of the call are not changed."""
+    Raises: EnvError if the call exceeds the limit. Other errors are raised unchanged."""
     if threading.current_thread() is not threading.main_thread():
         return _call_in_thread(limit_s, call, *args, **options)
     limit = TimeLimit(limit_s)
@@ -76,7 +76,7 @@ def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
 
     A limit for each item would take longer to set than the item takes to make. A batch ends with
     the first item after CHUNK_S seconds.
-    Raises: EnvError if a batch exceeds the limit. Errors of the iterator are not changed."""
+    Raises: EnvError if a batch exceeds the limit. Other errors are raised unchanged."""
 
     def next_items() -> list:
         ends_at = time.monotonic() + CHUNK_S
@@ -165,7 +165,7 @@ class Watchdog:
 
     def look_at(self, moment: float) -> None:
         """Make the thread check the time limits at `moment`, a time of time.monotonic()."""
-        if self.thread is None or not self.thread.is_alive():  # a fork copies no threads
+        if self.thread is None or not self.thread.is_alive():  # a fork does not copy this thread
             self.wakes_at = math.inf
             self.thread = threading.Thread(target=self._run, daemon=True)
             self.thread.start()

@@ -147,7 +147,7 @@ def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
 
 
 def receive(reader: Connection, process: BaseProcess) -> Any:
-    """Wait for the next message of a process. Returns: the message; None if the process ends."""
+    """Return the next message of a process, or None if the process ended without another one."""
     while not reader.poll(POLL_S):
         if not process.is_alive() and not reader.poll():
             return None
@@ -177,8 +177,8 @@ def check_environment(
 ) -> list[Finding]:
     """Run all checks and return the findings.
 
-    Args: report: called with each finding. It is also called before each stage, with words that
-        complete the message "it ended its process while ...", such as "it was built".
+    Args: report: called with each finding. It is also called before each stage, with words such as
+        "it was built", which complete the message "it ended its process (exit code N) while ...".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []

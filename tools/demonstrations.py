@@ -98,7 +98,7 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
     A demonstration is left out if its game fails, if a reply is too long, or if the first turn does
-    not fit. The fraction max_error_frac may be left out. If this fraction is less than one
+    not fit. At most the fraction max_error_frac may be left out. If this is less than one
     demonstration, one may be left out, because a restart would play the same game and fail again.
     With max_error_frac=0, none may be left out.
 
@@ -211,7 +211,8 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
     """Write the demonstrations of these settings as lines of JSON. Returns: their number.
 
-    The lines of eval.py --jsonl have these keys and more, so sft_file can name either file."""
+    The lines of eval.py --jsonl have these keys and more. So sft_file can name a file of eval.py,
+    too, but only with sft_eval_games=True, because its games are on evaluation prompts."""
     demonstrations = demonstrations_at(config, chat, range(num_demonstrations(config)))
     with replace_file(path) as file:
         for trajectory in demonstrations:

@@ -123,7 +123,7 @@ def find_mistake(env: Env, actions: list[str]) -> str:
 
 
 def printed_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
-    """Print and return a reference player's reply. Its thought is true sentences on the state."""
+    """Print and return a reference player's reply. Its thought consists of true sentences."""
 
     def write_reply() -> str:
         actions = reference_actions(rollout.episode, player, rng)

@@ -413,8 +413,10 @@ def load_state(
 
 
 def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
-    """Return AdamW for all parameters. If `sft_muon_lr` is set, return Muon for the matrices of the
-    transformer blocks, and AdamW for the other parameters."""
+    """Return AdamW for the trained parameters.
+
+    If `sft_muon_lr` is set, return Muon for the matrices of the transformer blocks, and AdamW for
+    the other trained parameters, if there are any."""
     matrices = []
     others = []
     for name, p in trainable_parameters(policy).items():

@@ -45,8 +45,9 @@ def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
 
 
 def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]]) -> None:
-    """Draw metrics over the iterations. Args: curves: name -> runs, drawn in the colour of the
-    name."""
+    """Draw metrics over the iterations.
+
+    Args: curves: name of a method -> its runs, all drawn in the same colour."""
     looks = looks_of(curves)
     columns = min(4, len(panels))
     num_rows = math.ceil(len(panels) / columns)
@@ -75,7 +76,7 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     with picture(path, width=8.25, height=2.7) as figure:
         for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
             draw_panel(axes, panel, curves, looks)
-        draw_legend(figure, looks)  # without numbers of seeds, which differ between the rates
+        draw_legend(figure, looks)  # no numbers of seeds: they differ between the rates
 
 
 def looks_of(curves: dict[str, list[Run]]) -> dict[str, dict]:

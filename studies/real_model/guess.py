@@ -81,9 +81,9 @@ def chance_of_possible(num_numbers: int, num_turns: int) -> float:
     Args: num_numbers: how many numbers are still possible. num_turns: guesses left."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
-    wins = 0.0
+    wins = 0.0  # expected wins over all pairs of a hidden number and a first guess
     for guess in range(1, num_numbers + 1):
-        wins += 1  # the guess is right
-        for rest in (guess - 1, num_numbers - guess):  # numbers left after "lower", "higher"
+        wins += 1  # the hidden number is the guess
+        for rest in (guess - 1, num_numbers - guess):  # numbers left after "lower" and "higher"
             wins += rest * chance_of_possible(rest, num_turns - 1)
     return wins / num_numbers**2

@@ -35,7 +35,8 @@ SIGNS = {
     "gradient norm triples": Sign("grad_norm", rises=True, factor=3.0),
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
-SHOWN = ("bandit StarPO", "bandit StarPO-S")  # in the pictures, gains and differences
+# The pictures of the bandit and the tables "gains" and "difference" show only these methods.
+SHOWN = ("bandit StarPO", "bandit StarPO-S")
 AT_LOW_RATE = " at 2e-5"  # end of the labels of runs at this learning rate
 # A run loses the form (the format of replies) if the share of valid replies is below LOST in each
 # of its last LAST iterations.
@@ -96,7 +97,7 @@ def main(argv: list[str]) -> None:
 
 
 def finished_of(experiment: str) -> dict[str, list[Row]]:
-    """Return the rows (records) of the finished runs of SmolLM2, by label of the curve."""
+    """Return label of a method -> the results of its finished runs of SmolLM2."""
     curves = rows_of(EXPERIMENTS[experiment].curves, "smollm2")
     return {name: rows for name, rows in curves.items() if rows}
 
@@ -157,8 +158,10 @@ def fall_of(row: Row) -> int | None:
 
 
 def last_good_iteration(row: Row) -> int:
-    """If a run falls by a loss of the form, return the iteration before the loss. If it falls by a
-    collapse, return the iteration of the last evaluation before the collapse."""
+    """Return the last iteration at which a sign can begin and still predict the fall of a run.
+
+    If the run falls by a loss of the form, this is the iteration before the loss. If the run falls
+    by a collapse, this is the iteration of the last evaluation before the collapse."""
     if fall_of(row) == form_loss(row):
         return form_loss(row) - 1
     return last_good_evaluation(row)
@@ -174,8 +177,10 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """Return the iteration at which a sign begins, such as "9: 6 before" (9, six iterations before
-    the fall), "13: late", "9: false" (alarm) or "never"."""
+    """Return the iteration at which a sign begins, and whether the sign predicts the fall.
+
+    Examples: "9: 6 before" (9 is six iterations before the fall), "13: late" (too late to predict
+    the fall), "9: false" (a false alarm in a run that does not fall), "never"."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:
@@ -188,7 +193,7 @@ def sign_cell(row: Row, sign: Sign) -> str:
 
 
 def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """Return a table of success before and after RL: a line for each curve and environment."""
+    """Return a table of success before and after RL: a line for each method and environment."""
     lines = []
     for name, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
@@ -209,7 +214,9 @@ def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def difference_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """Return a table of success after RL, StarPO-S minus StarPO, over the seeds that both have."""
+    """Return a table of the difference in success after RL, StarPO-S minus StarPO.
+
+    A difference is over the seeds that both methods have."""
     lines = []
     for suffix, rate in ((AT_LOW_RATE, "2e-5"), ("", "8e-5")):
         starpo, starpo_s = (wins_by_seed(curves.get(name + suffix, [])) for name in SHOWN)

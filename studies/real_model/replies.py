@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.run_folder import read_rows, read_text
 
-SHOWN = 4  # replies of an iteration
+SHOWN = 4  # replies shown of each iteration
 MOMENTS = ("start", "best", "end")
 
 
@@ -46,13 +46,13 @@ def records_by_step(folder: Path) -> dict[int, list[dict]]:
 
 
 def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, int]:
-    """Return the first, the best (if equal, the earliest) and the last recorded iteration."""
+    """Return three recorded iterations: the first, the earliest of best success, and the last."""
     best = max(recorded, key=lambda step: rows[step]["success"])
     return recorded[0], best, recorded[-1]
 
 
 def spread_out(records: Sequence[dict], count: int) -> list[dict]:
-    """Return up to `count` records, at equal distances so that they come from several groups."""
+    """Return up to `count` records at equal distances in the list, to show several groups."""
     distance = max(1, len(records) // count)
     return list(records[::distance][:count])
 

@@ -15,7 +15,8 @@ from tools.sft import read_sft
 def row_of(successes, lengths, seed=0):
     """Return the record of a run.
 
-    Args: successes: before RL and after every 5 iterations. lengths: of replies, by iteration."""
+    Args: successes: in evaluations, before RL and after every 5 iterations. lengths: mean length of
+        the replies in each iteration."""
     flat = [0.4] * len(lengths)
     series = {
         "success": flat,
@@ -52,7 +53,7 @@ def test_a_run_in_one_line():
 
 def test_a_run_loses_the_form_of_replies():
     valid = [1.0] * 10
-    valid += [0.25, 0.25, 0.5]  # 0.5 is not below one half
+    valid += [0.25, 0.25, 0.5]  # 0.5 is not below LOST, so the loss begins later
     valid += [0.25] * 7
     row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
     row["series"]["valid_frac"] = valid

@@ -75,7 +75,7 @@ def bandit_prompt(config: Config) -> list[dict[str, str]]:
 
 
 def time_training(trainer) -> dict[str, float]:
-    """Return seconds per iteration, of which 1 % is the set-up in train()."""
+    """Return seconds per iteration. The set-up inside `trainer.train()` is 1 % of them."""
     timer = Timer()
     trainer.train()
     timer.stop()

@@ -40,8 +40,8 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
     variant.
 
     Args:
-        variants: Name -> function that does the work. If its result has "cpu_s" and "wall_s", they
-            replace the times measured here.
+        variants: Name -> function that does the work. If the function returns "cpu_s" and "wall_s",
+            they replace the times measured here.
     """
     measured = {name: [] for name in variants}
     for _ in range(repeats + 1):
@@ -63,7 +63,7 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
 
 
 def measure(run: Run) -> Counts:
-    # bench.py checks its command line before this slow import.
+    # This import is slow. bench.py checks its command line before it gets here.
     from support.training_metrics import Timer
 
     timer = Timer()

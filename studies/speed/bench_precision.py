@@ -51,8 +51,8 @@ class Request:
 def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
     """Compare the log-probs of engine and trainer for a model with random weights.
 
-    Returns: dtype, with or without rounded logits -> mean, 99th percentile and maximum of the
-        absolute difference, nats.
+    Returns: for each row (a dtype, with or without rounded logits), the mean, 99th percentile and
+        maximum of the absolute difference in nats.
     """
     network = build_random(shape)
     torch.nn.init.constant_(network.model.norm.weight, LOGIT_SCALE)
@@ -77,7 +77,7 @@ def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
 
 
 def compare_logprobs(network: PreTrainedModel, config: Config, dtype: torch.dtype) -> Tensor:
-    """Return the absolute difference of the log-probs of engine and trainer, (R,) nats."""
+    """Return |log-prob of engine - log-prob of trainer| of each sampled token, (R,) nats."""
     config = replace(config, max_running=NUM_REQUESTS, max_context_tokens=128)
     requests, sampled = sample(network, config, dtype)
     policy = Policy(copy.deepcopy(network))

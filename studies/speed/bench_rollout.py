@@ -27,7 +27,7 @@ def rollout(config: Config, repeats: int) -> Rows:
     """Time the trajectories of one iteration with every engine.
 
     Sampling is greedy, so the engines differ only where rounding changes a token. More than 95 % of
-    the trajectories must be equal.
+    an engine's trajectories must equal those of the torch engine.
     """
     model, tokenizer = load_model(config.model)
     hf_model = AutoModelForCausalLM.from_pretrained(config.model, attn_implementation="sdpa")

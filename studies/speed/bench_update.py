@@ -65,7 +65,7 @@ def update(config: Config, repeats: int) -> Rows:
 
 
 def load_plain(folder: str) -> PreTrainedModel:
-    """Load a model of transformers that trains the padding token's embedding, as train.py does."""
+    """Load a plain transformers model. As in train.py, it trains the padding token's embedding."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     model.get_input_embeddings().padding_idx = None
     return model
@@ -244,7 +244,8 @@ def make_trl_trainer(config: Config, prompt, **options):
 
     _, tokenizer = load_model(config.model)
     trainer = GRPOTrainer(model, reward, trl_config, prompts, processing_class=tokenizer)
-    trainer.current_gradient_accumulation_steps = 1  # `update` does not call train(), which sets it
+    # trainer.train() would set this, but `update` does not call it.
+    trainer.current_gradient_accumulation_steps = 1
     return trainer, num_sampled
 
 

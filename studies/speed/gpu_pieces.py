@@ -54,7 +54,7 @@ Case = Callable[[], Values]
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
 RESERVED_S = 40  # no further iteration begins in the last 40 seconds before --limit_s
-# dtype -> allowed relative difference of a metric in COMPARED from its value on a CPU in float32
+# dtype -> allowed difference of a metric in COMPARED, relative to its value on a CPU in float32
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
 PACKAGES = ("torch", "transformers", "vllm", "flash-attn", "triton", "peft", "tensorboard")
@@ -169,7 +169,7 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
-    """Leave out the case "varlen, eager" with `packs` 1, because the piece `update` measures it."""
+    """If `packs` is 1, leave out the case "varlen, eager": the piece `update` measures it."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -256,7 +256,8 @@ def start(config: Config, device: torch.device) -> tuple:
 def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajectory], Values]:
     """Run one iteration on the CPU in float32.
 
-    Args: device_type: the device to compare; with "cpu" there are fewer trajectories.
+    Args: device_type: the device that is compared with this run. If it is "cpu", there are fewer
+        trajectories.
     Returns: all trajectories, kept trajectories, and the metrics of the update.
     """
     config = tiny_config(torch.device(device_type), dtype="float32")
@@ -315,7 +316,7 @@ def success_of(trajectories: Sequence[Trajectory]) -> float:
 
 
 def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> torch.Tensor:
-    """Return the absolute difference of the log-probs of engine and trainer, (R,) nats."""
+    """Return |log-prob of engine - log-prob of trainer| of each sampled token, (R,) nats."""
     config = learner.config
     with torch.no_grad():
         logprobs, _ = parallel.forward_sequences(
@@ -326,8 +327,8 @@ def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> t
 
 
 def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> list[str]:
-    """Return a sentence for each metric that differs from the CPU's by more than `tolerance`,
-    relative to the CPU's."""
+    """Return a sentence for each metric in COMPARED that differs from its value on the CPU
+    (`expected`) by more than `tolerance`, relative to this value."""
     problems = []
     for key in COMPARED:
         found = metrics[key]
@@ -386,7 +387,8 @@ def random_config(config: Config, device: torch.device, engine: str) -> Config:
     """Return settings of PPO on FrozenLake for a model with random weights. On a CPU, groups,
     batches and games are small.
 
-    Without filter_zero_std, the filter would drop all groups, because their scores are equal."""
+    Without filter_zero_std, the filter would drop all groups, because in each group all scores are
+    equal."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":

@@ -1,15 +1,15 @@
-"""Measure on a GPU the pieces in the table of studies/speed/README.md, and print the results.
+"""Make the GPU measurements in the table of studies/speed/README.md, and print the results.
 
     python -m studies.speed.gpu_report                         # one H100 or H200, about 15 minutes
     python -m studies.speed.gpu_report --minutes=9  # stop measuring after 9 minutes
     python -m studies.speed.gpu_report --pieces=update,head    # these pieces, in this order
     python -m studies.speed.gpu_report --device=cpu  # the same with tiny models, 1 CPU-minute
 
-A piece is a group of measurements (cases). Each piece has processes of its own (gpu_pieces.py), of
-at most 4 minutes. If a case breaks a process, the remaining cases run in a new process. Results are
-appended to out/gpu/results.jsonl. The next call skips measured pieces and repeats failed pieces
-last. --out_dir=PATH sets another folder, --model=NAME the model of the piece `flagship`. Without
-vLLM, the pieces that need it are skipped.
+A piece is a group of measurements (cases). Each piece runs in its own processes (gpu_pieces.py). A
+process is killed after 4 minutes. If a case breaks a process, the remaining cases run in a new
+process. Results are appended to out/gpu/results.jsonl. The next call skips measured pieces and
+repeats failed pieces last. --out_dir=PATH sets another folder, --model=NAME the model of the piece
+`flagship`. Without vLLM, the pieces that need it are skipped.
 """
 
 from configurator import Config, UserError, load_config
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
     name: str
     title: str
-    needs: str = ""  # "vllm" (on a GPU) or "cuda"; "" runs everywhere
+    needs: str = ""  # "vllm": a GPU and vLLM; "cuda": a GPU; "": neither
 
 
 # The most useful pieces come first, because a GPU may be available only for minutes.
@@ -168,7 +168,7 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
         ending = run_once(piece, config, results, deadline)
         still_waiting = len(cases_in(("waiting",), piece, results))
         has_time = deadline - time.perf_counter() >= MIN_PROCESS_S
-        # As many cases waiting as before: the process began none, so another would begin none.
+        # If as many cases wait as before, the process began none. Another process would not either.
         if still_waiting in (0, num_waiting) or not has_time:
             break
         num_waiting = still_waiting
@@ -240,7 +240,8 @@ def run_process(command: list[str], log: Path, limit_s: float) -> str:
 def end_group(process: subprocess.Popen) -> None:
     """End a process and its children.
 
-    SIGTERM comes first: torchrun then ends its ranks, which are not in its process group.
+    SIGTERM comes first, because torchrun then ends its ranks. They are not in the process group,
+    so SIGKILL does not reach them.
     """
     with suppress(ProcessLookupError):  # no process of the group runs
         os.killpg(process.pid, signal.SIGTERM)

@@ -5,8 +5,8 @@
     python train.py config/frozenlake_grpo.py --model=out/qwen --filter_zero_std=True
 
 The tokenizer of base/ knows 768 of the 151,936 tokens. All other tokens decode to nothing. So
-nearly every reply is malformed, and scores are equal. Without --filter_zero_std=True, the filter
-drops groups with equal scores.
+nearly every reply is malformed, and the scores of a group are equal. Without
+--filter_zero_std=True, the filter drops groups with equal scores.
 """
 
 from configurator import UserError, read_option

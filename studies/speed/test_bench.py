@@ -95,8 +95,8 @@ def test_the_update_of_the_untrained_model(monkeypatch, capsys):
 
 
 def test_operations_of_an_update():
-    """All 7 tokens use the 2 x 3 weights of the body. The 4 sampled tokens use the 5 x 2 of the
-    head, too."""
+    """All 7 tokens use the 2 x 3 weights of the body. The 4 sampled tokens also use the 5 x 2
+    weights of the head."""
     model = torch.nn.Module()
     model.embed = torch.nn.Embedding(5, 2)
     model.up = torch.nn.Linear(2, 3, bias=False)

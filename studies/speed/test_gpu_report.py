@@ -102,7 +102,7 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
 
 
 def test_a_process_may_end_its_own_processes(tmp_path, monkeypatch):
-    """On SIGTERM, torchrun ends its ranks, which are in other process groups."""
+    """torchrun ends its ranks on SIGTERM. run_process cannot: they are in other process groups."""
     script = """
 import signal, subprocess, sys, time
 rank = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -185,7 +185,7 @@ def test_no_piece_begins_without_time(tmp_path, monkeypatch, capsys):
     moments = iter([1000.0, 1000.0, 1060.0, 1270.0, 1271.0])
     monkeypatch.setattr(gpu_report.time, "perf_counter", lambda: next(moments))
     gpu_report.main([f"--out_dir={tmp_path}", "--minutes=5"])
-    assert deadlines == [1300.0] * 3  # at 1271.0 only 29 s are left
+    assert deadlines == [1300.0] * 3  # at 1271.0 only 29 s are left, below MIN_PROCESS_S
     assert "no time is left; the next call continues" in capsys.readouterr().out
 
 
@@ -282,7 +282,7 @@ def test_metrics_that_differ_are_said_in_words():
 def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
-    # In this row, a piece of 2 tokens is followed by one of 3 tokens, which also sees the first. So
+    # The row has a piece of 2 tokens, then a piece of 3 tokens that also sees the first piece. So
     # the number of keys that queries see is 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5.
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
@@ -354,6 +354,6 @@ def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert "the restarted learner has the same weights" in out
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {row["state"] for row in rows} == {"waiting", "running", "done"}
-    gpu_report.main(arguments)  # every piece is done
+    gpu_report.main(arguments)  # measures nothing: every piece is done
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == len(rows)
     assert (tmp_path / "report.md").is_file()

@@ -51,7 +51,7 @@ class TrainedRun:
     folder: Path
     config: Config
     commit: str
-    wins: dict[str, Wins]  # by environment; `evaluations` are in the first of them
+    wins: dict[str, Wins]  # by environment; `evaluations` were made in the first one
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
     code_diff: str | None = ""  # uncommitted changes as a diff; None: not saved

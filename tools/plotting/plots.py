@@ -36,10 +36,10 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
 def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
     """Return the reference players that obey the policy's limits: label -> successes.
 
-    In the rows "closed loop" of eval.py a player takes one action a turn. The greedy player obeys
-    the limits if the policy has at least as many turns as actions. The random player ignores
-    observations, so it plays the same with several actions a turn. It obeys the limits if the
-    policy can take all actions of a game within its turns.
+    In the rows "closed loop" of eval.py a player takes one action a turn. The greedy player needs
+    the result of each action, so it obeys the limits if the policy has at least as many turns as
+    actions. The random player ignores observations, so it plays the same with several actions a
+    turn. It obeys the limits if the policy can take all actions of a game within its turns.
 
     Args:
         wins: name of a row in eval.py's table, such as "optimal, 5 a turn" -> successes.
