@@ -736,8 +736,8 @@ def test_a_masked_token_has_no_gradient(played):
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
-    """A void turn executes no action. Dropping its trajectory gives the same gradient as
-    advantages of 0 for the trajectory, if its tokens are left out of the denominator."""
+    """A void turn executes no action. Dropping its trajectory gives the same gradient as setting
+    the advantages of the trajectory to 0 and leaving its tokens out of the denominator."""
     learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])

@@ -542,8 +542,8 @@ def test_a_tokenizer_without_chatml(missing):
 
 
 def test_marks_that_text_could_forge():
-    """The tokenizer reads an added token that is not special in any text, even in a reply. So text
-    could forge such a mark."""
+    """If an added token is not special, the tokenizer finds it in any text, even in a reply. So
+    text could forge such a mark."""
     FAMILIES["other"] = FAMILIES["qwen2"]._replace(special=(), roles={}, added=(IM_START, IM_END))
     tokenizer = build_tokenizer("other")
     del FAMILIES["other"]

@@ -532,7 +532,7 @@ def episodes(dense=True):
     """Return the rewards and the values of all tokens.
 
     If `dense`, each token has a reward, as with a KL penalty in the reward. Else only the last
-    tokens of turns have one."""
+    tokens of turns have one, and every third turn has none."""
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
@@ -707,7 +707,8 @@ def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
         expected += [a] * length
     found, _ = estimate(estimator, rewards, turn_level=True, turn_gamma=turn_gamma)
     close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
-    # Only one member of a group reached the turns of 2, 5 and 2 tokens, so their advantage is 0.
+    # The turns that only one member of a group reached have 2, 5 and 2 tokens. Their advantages
+    # are 0.
     assert expected.count(0.0) == 2 + 5 + 2
 
 
@@ -876,7 +877,8 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
 @pytest.mark.parametrize(
     "aggregation, expected",
     [
-        ("token_mean", [1, 1, 1, 1]),  # divided by the 4 tokens: 1/4
+        # The comments give the weights divided by the number of tokens, 4.
+        ("token_mean", [1, 1, 1, 1]),  # 1/4
         ("seq_mean_token_mean", [2, 2 / 3, 2 / 3, 2 / 3]),  # 1/2 * (1, 1/3, 1/3, 1/3)
         ("seq_mean_token_sum", [2, 2, 2, 2]),  # 1/2
         ("constant", [0.2, 0.2, 0.2, 0.2]),  # 1/2 / 10

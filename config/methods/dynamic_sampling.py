@@ -1,5 +1,5 @@
-# Extra settings for any experiment: dynamic sampling (DAPO, arXiv 2503.14476). It samples further
-# groups until num_groups groups have variance in their scores, in at most three rounds.
+# Extra settings for any experiment: dynamic sampling (DAPO, arXiv 2503.14476). It samples groups in
+# at most three rounds, until num_groups groups have variance in their scores.
 # Example:  python train.py config/frozenlake_grpo.py config/methods/dynamic_sampling.py
 
 sampling_rounds = 3

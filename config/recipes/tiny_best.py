@@ -1,5 +1,6 @@
-# Extra settings for tiny.py, chosen on held-out prompts of slippery FrozenLake. The rows PPO and
-# GRPO in studies/imitation/table.md have these settings there (studies/imitation/README.md).
+# Extra settings for tiny.py, chosen on held-out prompts of slippery FrozenLake. In the FrozenLake
+# tables of studies/imitation/table.md, the rows PPO and GRPO have these settings
+# (studies/imitation/README.md).
 # Example:
 #   python train.py config/frozenlake_ppo.py config/models/tiny.py config/recipes/tiny_best.py
 

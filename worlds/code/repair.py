@@ -3,7 +3,7 @@
 The task follows SWE-Gym in arXiv 2510.01132 at a size for small models. Deliberate differences:
 - `mini_python.py` interprets the code that a policy writes, so no sandbox is needed.
 - Tests that the faulty code already passes earn no reward. If they did, an edit without effect
-  would earn a part of the reward.
+  could earn a part of the reward.
 """
 
 from configurator import UserError

@@ -341,7 +341,7 @@ def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
     """Return a mark for each sign of a guess, as in Wordle. A sign is a letter or a number.
 
     G: the secret has the sign in this place. Y: the secret has the sign in another place, and no G
-    or earlier Y counts that place. X: all other signs.
+    or earlier Y uses that place. X: all other signs.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']

@@ -131,7 +131,8 @@ class TextWorld(World):
         for info in self.game.infos.values():
             if info.name and command == f"examine {drop_articles(info.name)}":
                 text += info.desc
-        # "[if open]..." begins a part that depends on the state. Keep the sentences before it.
+        # "[if open]..." begins a part that depends on the state. Keep only the whole sentences
+        # before it.
         fixed, conditional, _ = text.partition("[")
         return fixed.rpartition(".")[0] if conditional else fixed
 
