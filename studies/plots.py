@@ -29,8 +29,8 @@ In the picture (the .png file beside this page), a line is the mean of the seeds
 evaluation, the band is the 95 % interval over prompts and seeds, as in the table. For evaluations
 during training, only the rates are recorded, not the results by prompt. There the band is the
 widest interval that fits the rates. The panels of other metrics show training: a line is a moving
-average over nine iterations, and a band is the range of the seeds. A dashed line, if there is one,
-is a reference player with the policy's limits on turns and actions. A triangle marks the first
+average over nine iterations, and a band is the range of the seeds. A grey dashed line, if there is
+one, is a reference player with the policy's limits on turns and actions. A triangle marks the first
 warning of a seed."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9

@@ -31,11 +31,11 @@ HEADINGS = (
 )
 COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted from "after RL"
 LEGEND = """\
-Success is in % of n games, with a 95 % interval in brackets. If the seeds differ, parentheses hold
-the result of each seed. Differences are paired by seed and prompt. Intervals cover seeds and
-prompts (support/statistics.py). With two or three seeds, an interval is wide if the results of the
-seeds differ. Even a narrow interval does not exclude that another seed collapses. The column "first
-warning" has, for each seed, the iteration of the first sign of collapse
+Success is in % of n games, with a 95 % interval in brackets. If the results of the seeds differ,
+parentheses hold them. Differences are paired by seed and prompt. Intervals cover seeds and prompts
+(support/statistics.py). With two or three seeds, an interval is wide if the results of the seeds
+differ. With few seeds, even a narrow interval does not exclude that another seed collapses. The
+column "first warning" has, for each seed, the iteration of the first sign of collapse
 (support/collapse_signs.py), or "-" without a sign. A player with a "closed loop" sees the result of
 each action before it chooses the next one. A player with "1 a turn" chooses one action a turn."""
 

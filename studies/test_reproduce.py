@@ -357,8 +357,8 @@ def test_points_of_two_seeds(results, monkeypatch):
     reproduce.show("fig6", "tiny")
     lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # Each seed has two evaluations. Seed 0 has one value of each metric. Seed 1 has
-    # two values of the reward, and no other metrics.
+    # Each seed has two evaluations. Besides these, seed 0 has one value of each metric in SERIES,
+    # and seed 1 has only two values of the reward.
     assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",

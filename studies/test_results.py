@@ -69,7 +69,7 @@ def test_the_comparison_page_is_that_of_its_rows():
     assert text == comparison.page(list(comparison.WORLDS))
 
 
-PLACES = {"out_dir", "model", "seed"}  # settings that the next test does not compare
+PLACES = {"out_dir", "model", "seed"}  # not compared: two runs of a method may differ in these
 
 
 @pytest.mark.parametrize("name", comparison.WORLDS)

@@ -391,8 +391,9 @@ def test_the_noise_of_the_truth_is_known():
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)
     assert truth.spread() == pytest.approx(0.09, rel=0.06)
     assert truth.reliability() == pytest.approx(0.742, abs=0.02)
-    # The ceiling is the root of the reliability, which is 0.09 / (0.09 + 0.5 / m) with m draws. The
-    # ceiling is 0.95 at m = 0.5 / 0.09 * 0.9025 / 0.0975 = 51.4.
+    # The ceiling of Pearson's correlation is the root of the reliability. With m draws, the
+    # reliability is 0.09 / (0.09 + 0.5 / m). So this ceiling is 0.95 at
+    # m = 0.5 / 0.09 * 0.9025 / 0.0975 = 51.4.
     assert truth.draws_for(0.95) == pytest.approx(51.4, abs=4)
 
 

@@ -130,7 +130,7 @@ def test_critic_estimators_need_a_critic(played):
 
 def test_alternatives_replace_one_turn_of_a_group_at_a_time(played):
     """GRPO compares only games of one group, so replacing a game changes no credit in other groups.
-    `credits_of_alternatives` therefore replaces a game of each group at once."""
+    Whatever the estimator, `credits_of_alternatives` replaces a game of each group at once."""
     learner, games, player = played("gae")
     alternatives = monte_carlo(player, games, 2).alternatives
     settings = ESTIMATORS["GRPO by turn"]

@@ -454,9 +454,9 @@ INTRODUCTION = f"""\
 # RL against imitation
 
 Every row plays the same 256 fixed prompts {SAMPLES} times, with the same noise. Success is in %,
-with a 95 % interval over prompts and seeds. If the seeds differ, parentheses hold the result of
-each seed. Differences are paired by prompt. If two rows have different numbers of seeds, the second
-row enters the difference with the mean of its seeds. Then the interval does not cover the spread of
+with a 95 % interval over prompts and seeds. If the results of the seeds differ, parentheses hold
+them. Differences are paired by prompt. If two rows have different numbers of seeds, the second row
+enters the difference with the mean of its seeds. Then the interval does not cover the spread of
 these seeds. Policies sample at T=0.5. CPU-s are the CPU time of training, without evaluations. The
 rows named "Crowd" are scripted players. They also play the games in the corpus of the base model
 ([base_model](../base_model/README.md)). There some of their turns are random; here none are. The
