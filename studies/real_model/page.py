@@ -177,10 +177,10 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """Return the iteration at which a sign begins, and whether the sign predicts the fall.
+    """Return when a sign begins, and whether the sign predicts the fall of the run.
 
-    Examples: "9: 6 before" (9 is six iterations before the fall), "13: late" (too late to predict
-    the fall), "9: false" (a false alarm in a run that does not fall), "never"."""
+    Examples: "9: 6 before" (at iteration 9, six iterations before the fall), "13: late" (too late
+    to predict the fall), "9, 14: false" (false alarms in a run that does not fall), "never"."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:

@@ -53,7 +53,7 @@ def test_a_run_in_one_line():
 
 def test_a_run_loses_the_form_of_replies():
     valid = [1.0] * 10
-    valid += [0.25, 0.25, 0.5]  # 0.5 is not below LOST, so the loss begins later
+    valid += [0.25, 0.25, 0.5]  # 0.5 is not below page.LOST, so the loss begins later
     valid += [0.25] * 7
     row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
     row["series"]["valid_frac"] = valid
