@@ -458,9 +458,10 @@ with a 95 % interval over prompts and seeds. If the results of the seeds differ,
 them. Differences are paired by prompt. If two rows have different numbers of seeds, the second row
 enters the difference with the mean of its seeds. Then the interval does not cover the spread of
 these seeds. Policies sample at T=0.5. CPU-s are the CPU time of training, without evaluations. The
-rows named "Crowd" are scripted players. They also play the games in the corpus of the base model
-([base_model](../base_model/README.md)). There some of their turns are random; here none are. The
-number of actions that they name in a turn is random."""
+rows whose names begin with "crowd" are scripted players. They also play the games in the corpus of
+the base model ([base_model](../base_model/README.md)). There, random actions replace those of the
+player in some turns; here they do not. The number of actions that a player names in a turn is
+random."""
 
 
 if __name__ == "__main__":

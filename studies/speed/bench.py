@@ -8,8 +8,9 @@
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
-config/models/tiny.py, with a few changes (LAKE and BANDIT in bench.py). head and scale have fixed
-settings. For the other benchmarks, config files and --key=value override the settings:
+config/models/tiny.py, with a few changes (LAKE and BANDIT in bench.py). Config files and
+--key=value override these settings. But head and scale have fixed settings, and ignore such
+arguments:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 

@@ -102,7 +102,8 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
 
 
 def test_a_process_may_end_its_own_processes(tmp_path, monkeypatch):
-    """torchrun ends its ranks on SIGTERM. run_process cannot: they are in other process groups."""
+    """On SIGTERM, torchrun ends its ranks. run_process cannot end the ranks, because they are in
+    other process groups."""
     script = """
 import signal, subprocess, sys, time
 rank = subprocess.Popen(["sleep", "60"], start_new_session=True)
