@@ -451,15 +451,15 @@ def logprobs_before_update(
         device=learner.device,
     )  # (R,)
     # The trainer computes the old log-probs in three cases: recompute_old_logprobs=True,
-    # mask_observations=False, or a KL in the reward. In the first case vLLM gives no log-probs.
+    # mask_observations=False, or a KL in the reward.
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
     # `sampled` is NaN for tokens without a log-prob of the engine. These are the tokens of prompts
-    # (mask_observations=False), or all tokens (vLLM with recompute_old_logprobs=True). They get the
-    # old log-probs.
+    # (mask_observations=False), or all tokens with recompute_old_logprobs=True and vLLM, which is
+    # then not asked for log-probs. These tokens get the old log-probs.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
