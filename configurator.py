@@ -1,8 +1,8 @@
 """The settings of a run. The dataclasses Config and SftConfig below hold every default.
 
 A command takes any number of config files and --key=value overrides. They are read left to right,
-and the last value of a setting wins. A config file is Python that assigns settings. Modules,
-functions, classes and names that begin with "_" are ignored in a file. Any other name must be a
+and the last value of a setting wins. A config file is Python that assigns settings. Names that
+begin with "_", modules, functions and classes are ignored in a file. Any other name must be a
 setting.
 """
 
@@ -42,7 +42,7 @@ def printable(text: str, limit: int = 500, keep: str = "") -> str:
     """
     parts = []
     for char in text[:limit]:
-        is_space = unicodedata.category(char) == "Zs"  # also spaces that are not ASCII
+        is_space = unicodedata.category(char) == "Zs"  # isprintable() refuses non-ASCII spaces
         if char.isprintable() or is_space or char in keep:
             parts.append(char)
         else:
@@ -88,7 +88,9 @@ def describe_line_error(error: Exception) -> str:
 
 
 class Legal(NamedTuple):
-    """The legal values of a numeric setting, in words and as a test. LARGEST has upper limits."""
+    """The legal values of a numeric setting, in words and as a test.
+
+    The dict LARGEST below has the upper limits of settings."""
 
     words: str
     test: Callable[[float], bool]
@@ -151,19 +153,22 @@ class Config:
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
     grace_s: Seconds = 60.0  # seconds that an iteration may still take after a stop signal
-    # iterations between records in trajectories.jsonl (up to 64 MB a run); 0 = none. The first and
-    # each evaluated iteration are recorded, too. A record has 32 trajectories, rounded up to
-    # whole groups
+    # iterations between records in trajectories.jsonl (up to 64 MB a run); 0 = none. If not 0, the
+    # first and each evaluated iteration are recorded, too. A record of an iteration has 32
+    # trajectories, rounded up to whole groups
     sample_every: Natural = 2
     wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
-    num_threads: Natural = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
+    # CPU threads; 0 = torch's choice; with 1, a run on a CPU is repeatable to the last bit
+    num_threads: Natural = 0
 
     # -- environment
     # 'name:key=value,...'. 'A + 2*B' draws A or B for each group, with probability 1/3 and 2/3.
     # 'A @50 > B' is A for 50 iterations, then B
     env: str = "frozenlake"
-    eval_env: str = ""  # environments to evaluate in: 'A + B'; '' = those of env (after its last >)
+    # environments to evaluate in, such as 'A + B'. '' = the environments of env; if env has a '>',
+    # only the environments after the last '>'
+    eval_env: str = ""
     observation: Literal["grid", "coord", "relations"] = "grid"  # form of the observations
     # True: a reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
     think: bool = True
@@ -194,7 +199,7 @@ class Config:
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
     # maximum number of tokens of a trajectory, prompts included; >= max_response_tokens. With
-    # context_turns it is the maximum of a turn, whose prompt repeats the turns that the policy sees
+    # context_turns this limits each turn, whose prompt repeats the turns that the policy sees
     max_context_tokens: Count = 3600
     max_running: Count = 128  # maximum number of trajectories in the engine at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
@@ -204,8 +209,9 @@ class Config:
 
     # -- StarPO
     estimator: Estimator = "gae"  # advantage estimator; gae, bi_level_gae, turn_ppo train a critic
-    turn_level: bool = False  # True: groups compare returns-to-go of turns, not trajectory scores
-    # GiGPO: weight of a second advantage, which compares turns that start in the same state
+    # True: inside a group, compare returns-to-go of turns, not scores of trajectories
+    turn_level: bool = False
+    # GiGPO: weight of a second advantage, which compares a group's turns that start in one state
     state_weight: NotNegative = 0.0
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
@@ -213,7 +219,8 @@ class Config:
     turn_lam: Fraction = 1.0  # lambda of GAE from turn to turn
     # normalisation of the kept trajectories' scores
     reward_norm: Literal["none", "mean", "mean_std", "asym_clip"] = "none"
-    # reward_norm takes mean and std over a group, over the batch, or over trajectories of one env
+    # reward_norm takes mean and std of the scores of a group, of all kept trajectories (batch), or
+    # of all kept trajectories in one environment
     reward_norm_over: Literal["group", "batch", "env"] = "group"
     filter_strategy: FilterStrategy = "fraction"  # rule by which the filter keeps groups
     # number for filter_strategy: the fraction (1.0 = no filter), the count, or p
@@ -233,16 +240,17 @@ class Config:
     importance_cap: Cap = 2.0
     # IcePop: tokens whose pi / pi_engine is below this or above importance_cap are dropped; 0 = TIS
     importance_floor: Fraction = 0.0
-    sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a segment's ratios
-    # drop segments with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
+    sequence_ratio: bool = False  # GSPO: clip the geometric mean of the ratios of a segment
+    # drop segments with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = off
     sequence_mask: BelowOne = 0.0
-    # what a segment is, for sequence_ratio and sequence_mask; the papers call segments sequences
+    # what a segment (in the papers: a sequence) is, for sequence_ratio and sequence_mask
     segment: Literal["trajectory", "turn"] = "trajectory"
-    # DPPO-TV, in place of PPO's clip: drop tokens whose probability has moved by more than this in
-    # the direction of A; 0 = PPO's clip
+    # DPPO-TV, in place of PPO's clip: drop tokens whose probability has moved from the engine's by
+    # more than this in the direction of A; 0 = PPO's clip
     tv_bound: Fraction = 0.0
     observation_coef: NotNegative = 0.0  # ECHO: weight of the cross-entropy on observations
-    drop_void: bool = False  # SimpleTIR: do not train on trajectories with a turn without an action
+    # SimpleTIR: do not train on trajectories in which a turn executed no action
+    drop_void: bool = False
     value_clip: Positive = 0.5  # the value loss clips values to old value +- this; reward units
     value_coef: NotNegative = 0.5  # weight of the value loss
     entropy_coef: NotNegative = 0.001  # weight of the entropy bonus
@@ -266,16 +274,18 @@ class Config:
     adam_eps: Positive = 1e-8  # policy and critic
     weight_decay: NotNegative = 0.01  # policy and critic
     grad_clip: Positive = 1.0  # largest gradient norm
-    max_bad_steps: Count = 5  # non-finite optimizer steps in a row before the run stops
+    # stop after this many optimizer steps in a row with a loss or gradient that is not finite
+    max_bad_steps: Count = 5
 
     # -- evaluation
     # eval: 256 prompts for reported results; heldout: 256 other prompts, to choose settings with
     eval_split: Literal["eval", "heldout"] = "eval"
-    eval_size: EvalSize = 256  # prompts of eval_split to play, one trajectory each
+    eval_size: EvalSize = 256  # number of prompts of eval_split to play, one trajectory each
     eval_temperature: OrGreedy = 0.5  # 0 = greedy decoding
 
     # -- diagnostics
-    collapse_every: Natural = 0  # iterations between measurements of mutual information; 0 = never
+    # iterations between measurements of the mutual information of thoughts and prompts; 0 = never
+    collapse_every: Natural = 0
     collapse_pairs: Pairs = 64  # maximum number of thoughts that one measurement compares
     # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
@@ -400,11 +410,12 @@ class Config:
         return self.engine == "torch" or not self.recompute_old_logprobs
 
     def trainer_gives_old_logprobs(self) -> bool:
-        """Whether the trainer computes the old log-probs. If not, they are the engine's.
+        """Whether the trainer computes the old log-probs. If not, the engine gives them.
 
-        With mask_observations=False the trainer must compute them, because the engine has no
-        log-probs of observations. With KL in the reward the trainer must compute them, too: with
-        the engine's, the KL would include the difference between engine and trainer."""
+        With mask_observations=False the trainer must compute the old log-probs, because the engine
+        has no log-probs of observations. With KL in the reward the trainer must compute them, too:
+        with the engine's log-probs, the KL would include the difference between engine and trainer.
+        """
         return self.recompute_old_logprobs or not self.mask_observations or self.has_kl_in_reward()
 
     def has_kl_in_reward(self) -> bool:
@@ -420,23 +431,24 @@ class SftConfig(Config):
     sft_steps: Natural = 0  # optimizer steps
     sft_batch_size: Count = 16  # demonstrations per step
     sft_lr: NotNegative = 1e-5  # AdamW
-    sft_muon_lr: NotNegative = 0.0  # Muon, for matrices of the layers; 0 = AdamW for all parameters
+    # learning rate of Muon, which trains the matrices of the layers; 0 = AdamW for all parameters
+    sft_muon_lr: NotNegative = 0.0
     # Who plays the demonstrations. shortest: the actions of `Env.demonstrate` (often a shortest
-    # path), mostly one a turn; planner: optimal under the limits of the game; crowd: the players of
-    # the tiny model's corpus
+    # path), mostly one a turn; planner: optimal play under the limits on turns and actions; crowd:
+    # the good and bad players whose games pretrained the tiny model
     sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
-    sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
+    sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration; not for crowd
     sft_demos: Natural = 0  # number of demonstrations, repeated in order; 0 = new ones every step
     sft_file: str = ""  # file of demonstrations, repeated in order; '' = generate them
     sft_lost: bool = True  # True: also imitate the games of sft_file that were not won
-    sft_eval_games: bool = False  # True: also imitate games of sft_file on evaluation prompts
-    sft_noise: Fraction = 0.0  # fraction of turns whose actions are random
+    sft_eval_games: bool = False  # False: a game of sft_file on an evaluation prompt is an error
+    sft_noise: Fraction = 0.0  # fraction of turns whose actions are random; not for crowd
     sft_clean: Fraction = 0.0  # fraction of demonstrations that have no noise; they come first
     sft_planners: Fraction = 0.15  # fraction of the crowd's games that the planner plays
 
 
 CHOICES: dict[str, tuple[str, ...]] = {}  # legal values of settings that take one of several words
-RANGES: dict[str, Legal] = {}  # legal values of numbers
+RANGES: dict[str, Legal] = {}  # legal values of numeric settings
 FIELD_TYPES: dict[str, type] = get_type_hints(SftConfig)
 for _field in fields(SftConfig):
     if get_origin(_field.type) is Literal:
@@ -455,10 +467,10 @@ OTHER_NAMES = {
 }
 SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
 
-# Larger numbers overflow, or need more memory or time than there is.
+# Numbers above these limits would overflow, or need more memory or time than there is.
 LARGEST_NUMBER = 1_000_000_000  # limit of settings that LARGEST does not list
 LARGEST = {
-    "seed": 2**31 - 1,  # vLLM takes 32 bits
+    "seed": 2**31 - 1,  # vLLM accepts seeds of 32 bits
     "num_threads": 1024,
     "max_turns": 1000,
     "actions_per_turn": 1000,
@@ -509,8 +521,8 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    If `kind` is Config, settings in a config file that only SftConfig has are ignored. So one file
-    serves train.py and tools.sft.
+    If `kind` is Config, a config file may also assign settings of SftConfig, which are ignored. So
+    one file serves train.py and tools.sft.
 
     Args:
         argv: the arguments after the script name.
@@ -559,7 +571,7 @@ def load_config(
 def default_folder(files: list[str]) -> str:
     """Return the folder of a run that sets no out_dir.
 
-    The name of the first file is followed by the names of files in config/methods and config/envs.
+    The first file gives the name. Each later file in config/methods or config/envs adds its name.
 
     Args: files: the config files on the command line.
     >>> default_folder(["config/bandit_grpo.py", "config/models/tiny.py", "config/methods/rloo.py"])
@@ -591,7 +603,7 @@ def _wrong_argument(arg: str, following: list[str], types_by_key: dict[str, type
 
 
 def read_option(arg: str, types_by_key: dict[str, type]) -> tuple[str, Any]:
-    """Read --key=value. Returns: the key, and the value in the key's type."""
+    """Read --key=value. Returns: the key; the value, converted to the type of this setting."""
     key, text = arg.removeprefix("--").split("=", 1)
     wanted = lookup_type(key, types_by_key, "command line")
     return key, check_type(key, parse_text(text, wanted), wanted, "command line")
@@ -623,7 +635,7 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 
 def parse_text(text: str, wanted: type) -> Any:
-    """Return the literal's value, or `text` itself if it is no literal or if str is wanted."""
+    """Return `text` itself if `wanted` is str or `text` is no Python literal, else its value."""
     try:
         return text if wanted is str else ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -646,8 +658,9 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
 
 
 def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
-    """Return the type of a setting. Raises: UserError for an unknown key, with similar names if
-    there are any."""
+    """Return the type of a setting.
+
+    Raises: UserError for an unknown key; the error names similar keys, if there are any."""
     if key in types_by_key:
         return types_by_key[key]
     if key in ("top_p", "top_k"):

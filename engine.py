@@ -40,35 +40,37 @@ class Engine(Protocol):
 
         Args:
             key: number of the trajectory. A trajectory has at most one request at a time.
-            ids: the token history, which is copied. It must begin with the history and the response
+            ids: the token history, which is copied. `ids` must begin with the history and response
                 of the trajectory's previous request, unless the trajectory was released since.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
             seed: of the sampling noise. In float32 the response does not depend on other requests,
-                up to rounding. In 16 bits the response can depend on them, because kernels round
-                logits differently if the batch has another size.
+                up to rounding. In 16 bits the response can depend on other requests, because
+                kernels round logits differently if the batch has another size.
         """
 
     def step(self) -> list[Sample]:
-        """Advance each running request by at most one token. Returns: the finished responses."""
+        """Advance each running request by at most one token. Returns: responses that finish now."""
 
     def release(self, key: int) -> None:
-        """Forget the history of a trajectory. Its next request may have any history."""
+        """Forget a trajectory's history. The trajectory's next request may have any history."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Load new weights and drop the KV cache. The caller must first release all trajectories.
+        """Load new weights. The caller must first release all trajectories.
+
+        Keys and values of old weights are not used again.
 
         Args:
-            weights: pairs of Hugging Face name and full tensor, a tied head included.
+            weights: pairs of Hugging Face name and full tensor; a tied head has its own pair.
             version: the `Policy.version` of these weights.
         """
 
     def close(self) -> None:
-        """Free the resources of the engine. No other call may follow."""
+        """Free the engine's resources. The caller must not use the engine again."""
 
 
 def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
-    """Start the engine that the config names. Under torchrun all ranks call this together.
+    """Start the engine that the config names. Under torchrun all ranks must call this together.
 
     Args:
         model: gives the architecture and the device. `Engine.load` loads the weights later.
@@ -90,7 +92,7 @@ def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
         return engine_class(model, config, eos_id=chat.end, dtype=dtype)
     except ImportError as error:
         raise UserError(f"engine='vllm': {error}; {VLLM_HINT}") from error
-    except (RuntimeError, ValueError, AssertionError) as error:  # such as out of memory
+    except (RuntimeError, ValueError, AssertionError) as error:  # such as too little memory
         reason = failure_reason(error)
         raise UserError(f"the {config.engine} engine could not start {reason}") from error
 

@@ -2,15 +2,15 @@
 
 docs/environments.md lists all environments and says how to write your own.
 
-Rules, symbols, rewards and budgets of Bandit, FrozenLake and Sokoban are RAGEN's (arXiv 2504.20073,
-github.com/RAGEN-AI/RAGEN). All environments have three deliberate differences from RAGEN:
-- Members of a group share the instance but not the transition noise. RAGEN shares both, so all
-  members of a group slip at the same time.
-- A seed gives the same instance in every process. Environments depend neither on `hash()` nor on a
-  global random state. Four datasets of reasoning-gym are exceptions: they depend on `hash()`
-  (docs/hubs.md).
-- Splits have no instance in common, unless `Env.repeats` is True. Two different seeds alone would
-  not ensure this, because they can draw the same small board.
+Bandit, FrozenLake and Sokoban have the rules, symbols, rewards and action budgets of RAGEN
+(arXiv 2504.20073, github.com/RAGEN-AI/RAGEN). All environments have three deliberate differences
+from RAGEN:
+- Members of a group share the instance but not the transition noise. In RAGEN the members share
+  both, so in FrozenLake all members slip at the same steps.
+- A seed gives the same instance in every process. No environment depends on a global random state,
+  and none on `hash()` except four datasets of reasoning-gym (docs/hubs.md).
+- Splits have no instance in common, unless `Env.repeats` is True. Different seeds for the splits
+  would not be enough, because two seeds can draw the same small board.
 """
 
 from configurator import UserError, check_type, describe_error, parse_text, printable
@@ -33,15 +33,15 @@ import numpy as np
 from support.quotes import split_unquoted, unquote
 from support.time_limit import EnvError, Item, limit_items
 
-# train: drawn anew for every seed; eval: 256 fixed prompts, for reported results;
-# heldout: 256 other fixed prompts, for choosing settings
+# train: every seed draws an instance; eval: 256 fixed instances, for reported results;
+# heldout: 256 other fixed instances, for choosing settings
 SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-SEED_TRANSITIONS = 7  # separates transition noise from other random streams
-MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
-DRAW_LIMIT_S = 60.0  # seconds that `drawn_in_time` allows for one instance or game
+SEED_TRANSITIONS = 7  # part of the seed of transition noise, so other random streams differ
+MAX_DRAWS = 20_000  # after so many failed attempts to draw an instance, a UserError is raised
+DRAW_LIMIT_S = 60.0  # seconds after which `drawn_in_time` ends the draw of an instance or game
 
 
 # ---------- the protocol
@@ -57,11 +57,11 @@ class Step(NamedTuple):
     success: bool  # the game ended and was won
     valid: bool  # the text was a legal action
     effective: bool  # the action changed something
-    slipped_to: str = ""  # the action that took place, if chance replaced the chosen one
+    slipped_to: str = ""  # the action that took place, if chance replaced the chosen action
 
 
 class Move(NamedTuple):
-    """What `Env._move` returns: four fields of `Step`. A plain tuple of the four works as well."""
+    """What `Env._move` returns: four fields of `Step`. A plain tuple of these fields works, too."""
 
     reward: float
     terminated: bool
@@ -70,7 +70,7 @@ class Move(NamedTuple):
 
 
 class Env:
-    """The protocol of an environment. Subclass it to write your own.
+    """The protocol of an environment. To write an environment of your own, subclass `Env`.
 
     A subclass must define:
         actions: tuple[str, ...]
@@ -78,7 +78,7 @@ class Env:
         draw(rng: np.random.Generator) -> tuple
             A random instance: a name, then everything that the start of the game depends on.
         _start(instance: tuple) -> None
-            Begin this instance.
+            Start the game of this instance.
         _move(move: int) -> Move
             Execute `actions[move]`, or the action that `_read` returned.
         observe() -> str
@@ -91,26 +91,27 @@ class Env:
     "optimal" needs `plan`. The player "greedy" needs `plan` or `greedy`, demonstrations need `plan`
     or `demonstrate`, and --reward_density=plan needs `plan` or `optimal_length`.
 
-    The arguments of `__init__` with a default are the options of the environment, as in
-    `--env=frozenlake:size=5`. `__init__` must pass all other arguments to
+    Each argument of `__init__` that has a default is an option of the environment, such as `size`
+    in `--env=frozenlake:size=5`. `__init__` must pass all other arguments to
     `super().__init__(**common)`. Noise during the game must come from `self.rng`, which `start`
     sets. If noise replaces the chosen action, `_move` must set `self.slipped_to` to the name of the
     action that takes place.
     """
 
     actions: tuple[str, ...] = ()
-    repeats = False  # True: too few distinct instances for disjoint splits, as in the Bandit
-    max_reward = 1.0  # largest total reward of a success
+    repeats = False  # True: splits may share instances, because too few exist, as in the Bandit
+    max_reward = 1.0  # largest total reward of a won game
     blocking = False  # True: steps wait for a program or a server, so each step runs in a thread
-    # True: the environment runs programs or reads files. Then `eval.py RUN` does not take it from
-    # the settings in the folder RUN, which somebody else may have written: the command line must
-    # name the environment.
+    # True: the environment runs programs or reads files. Somebody else may have written the
+    # settings in a run folder. So `eval.py RUN` refuses the environment, unless the command line or
+    # a config file names it.
     runs_programs = False
 
     slipped_to = ""  # the action that took place, if `_move` replaced the chosen action
     spec: str  # the text that names this environment and its options; `make_env` sets it
-    # Specs of all environments of a run. Training in this environment draws no instance of their
-    # fixed splits, because two environments can be the same game with different options.
+    # Specs of all environments of a run. Two environments can be the same game with different
+    # options. So training avoids the fixed splits of all environments of the run, unless `repeats`
+    # is True.
     also_reserved: tuple[str, ...] = ()
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
@@ -122,7 +123,7 @@ class Env:
         self.max_actions = max_actions
 
     def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> str:
-        """Start the instance of this split and seed.
+        """Start the game of the instance that `split` and `seed` select.
 
         Args:
             seed: for "train", one or more integers >= 0; for another split, an index below 256.
@@ -142,7 +143,7 @@ class Env:
         return self.start(instance, [SEED_TRANSITIONS, SPLITS.index(split), *numbers, member])
 
     def start(self, instance: tuple, noise_seed: Sequence[int]) -> str:
-        """Start an instance that `draw` made, with transition noise from `noise_seed`.
+        """Start the game of an instance from `draw`; `noise_seed` seeds the transition noise.
 
         Returns: the first observation.
         """
@@ -157,7 +158,7 @@ class Env:
         return self.observe()
 
     def step(self, action: str) -> Step:
-        """Execute one action. Any string is accepted; an illegal action changes nothing.
+        """Execute one action. A text that is no legal action raises no error and changes nothing.
 
         After the end of the game, or with no actions left, no action is legal.
         """
@@ -197,14 +198,14 @@ class Env:
             raise UserError(
                 f"{name_of(self)}._move set slipped_to to {show(self.slipped_to)}; expected a text"
             )
-        if not hasattr(type(reward), "__float__"):  # numpy's and torch's numbers have it, too
+        if not hasattr(type(reward), "__float__"):  # accepts the numbers of numpy and torch, too
             raise UserError(
                 f"{name_of(self)}._move returned the reward {show(reward)}; expected a number"
             )
         return Move(float(reward), *map(bool, flags))
 
     def is_legal(self, action: str) -> bool:
-        """Whether this text is a legal action in the present state of a game that is not over."""
+        """Whether this text is a legal action in the present state. The game must not be over."""
         return self._read(action.strip()) is not None
 
     @property
@@ -215,13 +216,14 @@ class Env:
     def can_run_programs(cls, options: dict[str, str]) -> bool:
         """Whether an environment with these options can run programs or read files.
 
-        Args: options: as `split_options` returns them."""
+        Args: options: option -> text of its value, from `split_options`."""
         return cls.runs_programs
 
     def key(self, instance: tuple) -> Hashable:
-        """Return what identifies the game of an instance.
+        """Return the key of an instance. Splits share no key, unless `repeats` is True.
 
-        Instances with equal keys count as one game, for example if only their symbols differ."""
+        Instances with equal keys count as one game: for example, boards that differ only in their
+        symbols."""
         return instance
 
     def state_key(self) -> Hashable:
@@ -237,7 +239,7 @@ class Env:
         return indices.get(action.lower())
 
     def statements(self) -> list[str]:
-        """Return true sentences about the present state, for checking thoughts."""
+        """Return true sentences about the present state, to check the policy's thoughts."""
         return []
 
     def why_lost(self) -> str:
@@ -258,11 +260,11 @@ class Env:
         return rng.choice(self.actions, count).tolist()
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return at most `count` actions for a demonstration, by default optimal ones."""
+        """Return at most `count` actions for a demonstration of SFT, by default those of `plan`."""
         return self.plan(count, self.actions_left)
 
     def optimal_length(self) -> int:
-        """Return the number of actions of a shortest solution without slips; 0 if none exists."""
+        """Return how many actions a shortest solution takes without slips; 0 without a solution."""
         return len(self.plan(999, 999))
 
 
@@ -289,9 +291,10 @@ ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
     "gymnasium": "worlds.hubs.gymnasium_env:Gymnasium",
 }
 HUBS = ("gem", "rg", "gymnasium")  # collections of games: 'rg:maze' is short for 'rg:name=maze'
-COMMON_OPTIONS = ("observation", "max_actions")  # given by settings of the run, not in --env
+# options that --observation and --actions_per_traj set, not --env
+COMMON_OPTIONS = ("observation", "max_actions")
 REQUIRED = ("draw", "_start", "_move", "observe", "rules")  # methods that a subclass must define
-# Illegal in the name of an action, because a reply holds <answer>NAME || NAME</answer>
+# Matches a name that no action may have, because a reply holds <answer>NAME || NAME</answer>
 ILLEGAL_NAME = re.compile(r"^$|\|\||<|^\s|\s$")
 
 
@@ -341,7 +344,7 @@ def split_spec(spec: str) -> tuple[str, str, str]:
 
 @contextmanager
 def as_user_error(problem: str) -> Iterator[None]:
-    """A context manager around a user's code, which may raise anything, even SystemExit.
+    """A context manager that turns errors of a user's code, even SystemExit, into a UserError.
 
     Raises: UserError with `problem` and a description of what the code raised. UserError and
         KeyboardInterrupt pass unchanged."""
@@ -357,8 +360,8 @@ def as_user_error(problem: str) -> Iterator[None]:
 def find_class(place: str) -> type[Env]:
     """Return the class at 'module:Class' or 'path/to/file.py:Class'.
 
-    Raises: UserError if the file cannot be loaded or has no such subclass of Env, or if the class
-        does not define all of REQUIRED.
+    Raises: UserError if the file cannot be loaded or has no subclass of Env with this name, or if
+        the class does not define all methods in REQUIRED.
     """
     source, _, class_name = place.rpartition(":")
     with as_user_error(f"{source} cannot be loaded"):
@@ -381,12 +384,12 @@ def find_class(place: str) -> type[Env]:
 
 
 def _load_file(path: str) -> ModuleType:
-    """Run a file as a module. While it runs, the file can import other files of its folder."""
+    """Run a file as a module. While the file runs, it can import other files of its folder."""
     if not Path(path).is_file():
         raise UserError(f"{path} does not exist; expected a file with a subclass of envs.Env")
     module = ModuleType(f"environment {path}")
     module.__file__ = path
-    sys.modules[module.__name__] = module  # dataclasses and pickle look modules up there
+    sys.modules[module.__name__] = module  # where dataclasses and pickle look modules up
     code = compile(Path(path).read_bytes(), path, "exec")
     folder = str(Path(path).resolve().parent)
     sys.path.append(folder)
@@ -402,7 +405,7 @@ def _is_environment(value: Any) -> bool:
 
 
 def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
-    """Return option -> default: the arguments of `__init__`, without COMMON_OPTIONS."""
+    """Return option -> default: the arguments of `__init__` without observation and max_actions."""
     defaults = {}
     parameters = list(inspect.signature(env_class.__init__).parameters.values())[1:]
     for parameter in parameters:
@@ -422,7 +425,7 @@ def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
 
 
 def check_attributes(env: Env) -> None:
-    """Check `actions` and `max_reward`. Raises: UserError if one is illegal."""
+    """Check that `actions` and `max_reward` of `env` are legal. Raises: UserError if not."""
     if not _are_action_names(env.actions):
         raise UserError(
             f"actions of {name_of(env)} must be a tuple of different names that hold no '||' and "
@@ -454,7 +457,7 @@ def show(value: Any) -> str:
 
 
 def check_uses(env: Env, *uses: str) -> None:
-    """Check that an environment's class has the methods that `uses` need. Raises: UserError."""
+    """Check that `env` defines what each of `uses`, such as "greedy", needs. Raises: UserError."""
     for use in uses:
         missing = missing_method(env, use)
         if missing:
@@ -465,7 +468,7 @@ def check_uses(env: Env, *uses: str) -> None:
 
 
 def missing_method(env: Env, use: str) -> str:
-    """Return what `env` must define for a use, such as "greedy or plan"; "" if nothing is missing.
+    """Return what `env` lacks for a use: a text like "greedy or plan"; "" if nothing is missing.
 
     Args: use: "optimal", "greedy", "random", "demonstrations" or "reward_density=plan"."""
     kind = type(env)
@@ -485,7 +488,7 @@ def missing_method(env: Env, use: str) -> str:
 
 
 def check_text(value: Any, method: str, env: Env) -> str:
-    """Return `value`, the result of a method of `env`.
+    """Check and return `value`, the result of a method of `env`.
 
     Raises: UserError unless `value` is a text that UTF-8 can encode."""
     if not isinstance(value, str):
@@ -501,7 +504,9 @@ def check_text(value: Any, method: str, env: Env) -> str:
 
 
 def check_actions(value: Any, player: str, env: Env) -> list[str]:
-    """Return the actions that a player chose. Raises: UserError unless they are a list of texts."""
+    """Check the actions that a player chose, and return them as a list.
+
+    Raises: UserError unless `value` is a list or tuple of texts."""
     is_list = isinstance(value, (list, tuple))
     if not is_list or not all(isinstance(action, str) for action in value):
         raise UserError(
@@ -512,7 +517,7 @@ def check_actions(value: Any, player: str, env: Env) -> list[str]:
 
 
 def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) -> dict[str, Any]:
-    """Read 'key=value,key=value' and check the names and types against those of `defaults`."""
+    """Read 'key=value,key=value', and check each key and the type of its value by `defaults`."""
     options = {}
     for key, value in split_options(text).items():
         if key not in defaults:
@@ -550,9 +555,10 @@ def draw_instance(
 
     Args:
         seed: integers >= 0; for "eval" and "heldout" one index below 256.
-        also_reserved: specs of more environments; the split "train" avoids their fixed splits, too.
+        also_reserved: specs of more environments. The split "train" draws no instance of their
+            fixed splits, unless `repeats` is True.
     Raises:
-        UserError: the index is outside of the split, or nearly all instances are reserved.
+        UserError: the index is outside of the split, or hardly any instance is left for "train".
     """
     reserved = reserved_instances(spec)
     if split == "train":
@@ -565,18 +571,18 @@ def draw_instance(
     return reserved[split][seed[0]]
 
 
-@lru_cache(maxsize=256)  # so large that a run draws the splits of each environment only once
+@lru_cache(maxsize=256)  # enough for a run to draw the fixed splits of each environment once
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """Return the instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 
     All 512 instances are distinct, except in an environment with `repeats`.
 
-    Raises: UserError if an instance takes longer than DRAW_LIMIT_S, if there are too few distinct
-        instances, or if `draw` returns an illegal value.
+    Raises: UserError if the draw of an instance takes longer than DRAW_LIMIT_S, if there are too
+        few distinct instances, or if `draw` returns an illegal value.
     """
     env = make_env(spec)
-    # Cache `repeats` before the time limit of a draw begins, because the environments of HUBS start
-    # up to 100 games to compute it.
+    # Compute and cache `repeats` now, because the draws below have a time limit: an environment of
+    # a hub begins up to 100 games to compute `repeats`.
     _ = env.repeats
     _check_draw(env)
     taken: set = set()
@@ -596,10 +602,9 @@ def _draw_split(env: Env, split: str, taken: set) -> Iterator[tuple]:
 
 
 def drawn_in_time(env: Env, draws: Iterator[Item]) -> Iterator[Item]:
-    """Yield the instances (or games) of an iterator, and give each of them DRAW_LIMIT_S seconds.
+    """Yield the items of an iterator (instances or games), each in at most DRAW_LIMIT_S seconds.
 
-    Raises: UserError if one of them takes longer, for example because the options of the
-        environment are impossible."""
+    Raises: UserError if an item takes longer, for example because no instance fits the options."""
     try:
         yield from limit_items(DRAW_LIMIT_S, draws)
     except EnvError as error:
@@ -611,7 +616,7 @@ def drawn_in_time(env: Env, draws: Iterator[Item]) -> Iterator[Item]:
 
 @lru_cache(maxsize=64)
 def reserved_keys(*specs: str) -> frozenset:
-    """Return the keys of all instances in the fixed splits of these environments."""
+    """Return the keys of all instances in the splits "eval" and "heldout" of these environments."""
     keys = set()
     for spec in specs:
         env = make_env(spec)
@@ -621,7 +626,9 @@ def reserved_keys(*specs: str) -> frozenset:
 
 
 def _check_draw(env: Env) -> None:
-    """Check that `draw` returns a tuple that depends on `rng` alone. Raises: UserError if not."""
+    """Check by two draws that `draw` returns a tuple whose key depends on `rng` alone.
+
+    Raises: UserError if not, or if the key is not hashable."""
     draws = (env.draw(np.random.default_rng(EVAL_SEED)) for _ in range(2))
     first, second = drawn_in_time(env, draws)
     if not isinstance(first, tuple):
@@ -642,7 +649,9 @@ def _check_draw(env: Env) -> None:
 
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:
-    """Draw until the key of an instance is not taken; with `repeats`, return the first instance."""
+    """Draw until an instance has a key that is not in `taken`, and return this instance.
+
+    An environment with `repeats` ignores `taken`."""
     for _ in range(MAX_DRAWS):
         instance = env.draw(rng)
         if env.repeats or env.key(instance) not in taken:

@@ -1,4 +1,4 @@
-"""Score policies and reference players on 256 fixed prompts.
+"""Score policies and reference players on fixed prompts, 256 by default.
 
     python eval.py out/frozenlake_ppo --json=out/scores.json    # the policy of a run
     python eval.py out/A out/B --samples=4 --player=greedy      # with the settings of out/A
@@ -6,14 +6,16 @@
     python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID         # any models
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
-The policy samples at eval_temperature (0.5) under the limits of the config. Instances and
-transition noise are the same for every row of the printed table, so rows can be paired. Training
-does not draw these prompts, except in environments with `repeats`, such as Bandit.
+A policy samples at eval_temperature (0.5), with the config's limits on turns, actions and tokens.
+All rows of one environment have the same instances and transition noise, so rows can be paired by
+prompt. Training draws none of these prompts, except in environments with too few instances
+(`Env.repeats`), such as Bandit.
 
---eval_split=heldout plays 256 other instances, for choosing settings. --samples=N plays every
-prompt N times and adds pass@k. --against=NAME prints each row's paired difference from row NAME.
---json=PATH writes the scores. --jsonl=PATH writes the trajectories, which `python -m tools.replay`
-can execute again. `python -m tools.api_models` scores a model behind an API.
+--eval_split=heldout plays other fixed prompts, for choosing settings. --samples=N plays every
+prompt N times and adds pass@k. --against=NAME prints each row's paired difference in success from
+row NAME. --json=PATH writes the scores. --jsonl=PATH writes the trajectories, which
+`python -m tools.replay` can execute again. `python -m tools.api_models` scores a model behind an
+API.
 """
 
 from configurator import Config
@@ -57,7 +59,7 @@ from support.log import progress_bar
 from support.no_effect import print_unread
 from support.scores import Row, ScoreReport, Scores, score
 
-SEED_EVAL = 21  # part of the seed of every random stream of this file
+SEED_EVAL = 21  # makes the random streams of evaluation differ from those of training
 
 
 # ---------- the command
@@ -69,9 +71,9 @@ def main(argv: list[str]) -> None:
 
 
 def report_rows(job: Job, *sources: Iterable[Row]) -> None:
-    """Score the policies and players of all sources, print the table and write the files.
+    """Print the table of all rows, and write the files of --json and --jsonl.
 
-    Args: sources: generators that play games and yield the rows of policies or players."""
+    Args: sources: generators that play games and yield the rows."""
     init_distributed(job.config)
     print_unread(job.command, job.config, job.sources)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
@@ -96,7 +98,7 @@ def model_rows(job: Job) -> Iterator[Row]:
 
 
 def player_rows(job: Job) -> Iterator[Row]:
-    """Score the reference players in each evaluation environment."""
+    """Score the reference players of --player in each evaluation environment."""
     if not job.options["player"]:
         return
     players = job.options["player"].split(",")
@@ -122,8 +124,9 @@ def evaluate_all(
 def evaluate(
     config: Config, engine: Engine, chat: Chat, policy: Policy, samples: int = 1
 ) -> Scores:
-    """Play each of the fixed prompts `samples` times, with fixed sampling noise.
+    """Play each fixed prompt `samples` times with a policy.
 
+    The sampling noise of each game has its own fixed seed.
     Returns: the metrics of `score` and the entropy; the trajectories in the order of the prompts.
         The entropy is in nats per response token, at the evaluation temperature, or at temperature
         1 for greedy decoding."""
@@ -158,7 +161,9 @@ def evaluate(
 
 
 def play_references(config: Config) -> dict[str, dict[str, Scores]]:
-    """Return the scores of the reference players: environment -> name of the row -> scores."""
+    """Score the reference players that each environment supports.
+
+    Returns: environment -> name of the row -> scores."""
     scores = {}
     for env in scored_envs(config):
         players = [player for player in PLAYERS if not missing_method(make_env(env), player)]
@@ -181,10 +186,10 @@ def reference_rows(
 def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict[str, Config]:
     """Return the rows of reference players in the table: name of the row -> settings of its games.
 
-    In a "closed loop" row the player has one action a turn and a turn for each action, so it sees
-    the result of each action. The optimal player has more rows, with the policy's limit of turns
-    and 1, 2 or 5 actions a turn. Rows with more actions a turn than the policy may take
-    are omitted."""
+    In a "closed loop" row the player has one action a turn and enough turns for all actions, so the
+    player sees the result of each action. The optimal player also has rows with the policy's limit
+    on turns and at most 1, 2 or 5 actions a turn. Rows with more actions a turn than the policy may
+    take are omitted."""
     closed_loop = replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
     rows = {f"{player}, closed loop": closed_loop for player in players}
     if "optimal" in players:
@@ -199,7 +204,7 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
     """Play each of the fixed prompts `samples` times with a reference player.
 
     The replies are parsed like those of a policy.
-    Raises: UserError if too many games fail, see `rollout.check_errors`."""
+    Raises: UserError if too many games end in an error, see `rollout.check_errors`."""
     rollouts = []
     players = []
     for index, member in product(range(config.eval_size), range(samples)):

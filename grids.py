@@ -1,8 +1,8 @@
 """Grid worlds: FrozenLake and Sokoban, their dynamics, texts and reference players.
 
-Rules, symbols, rewards and the way of drawing boards are RAGEN's; `envs.py` lists the differences.
-The optimal players use the exact planners of worlds/planners.py. Cells are numbered row by row:
-cell = row * size + column.
+Rules, symbols, rewards and the way of drawing boards follow RAGEN, with the three differences that
+the docstring of envs.py lists. The optimal players use the exact planners of worlds/planners.py.
+Cells are numbered row by row: cell = row * size + column.
 """
 
 from configurator import UserError
@@ -37,11 +37,11 @@ class Grid(Env):
         raise NotImplementedError
 
     def relations(self) -> str:
-        """Return the lines of the observation mode "relations": directions and adjacent cells."""
+        """Return the lines of observation mode "relations": ways to objects, and cells nearby."""
         raise NotImplementedError
 
     def word(self, cell: int) -> str:
-        """Return the content of a cell as a word, for `relations` and `statements`."""
+        """Return the word by which `relations` and `statements` describe a cell, such as "ice"."""
         raise NotImplementedError
 
     def words(self, cells: Iterable[int]) -> str:
@@ -58,7 +58,7 @@ class Grid(Env):
     def _legend(self, relations: str) -> str:
         """Return the part of `rules` that explains the observation mode.
 
-        Args: relations: the description of the lines that `self.relations` adds.
+        Args: relations: says what the lines of `self.relations` contain, for the mode "relations".
         """
         if self.observation_mode == "coord":
             return " Places are (row,column), counted from 1 at the top left."
@@ -79,7 +79,7 @@ class Grid(Env):
         return " ".join(self._place(cell) for cell in sorted(cells))
 
     def _offset(self, a: int, b: int) -> str:
-        """Return the way from cell a to cell b, such as '2 down 1 right', or 'here'."""
+        """Return the way from cell a to cell b, such as '2 down 1 right', or 'here' if a is b."""
         row_a, col_a = divmod(a, self.size)
         row_b, col_b = divmod(b, self.size)
         words = []
@@ -96,9 +96,9 @@ class Grid(Env):
 class FrozenLake(Grid):
     """Walk over ice with holes from a random start to a random goal; moves may slip to a side.
 
-    A board has ice on each cell with probability `frozen_prob`, different start and goal cells, and
-    a path between them. A move has the intended direction with probability `success_rate`; the two
-    perpendicular directions share the rest equally.
+    Each cell of a board is ice with probability `frozen_prob`, else a hole. Start and goal are two
+    different cells without holes, and a path connects them. A move has the intended direction with
+    probability `success_rate`; the two perpendicular directions share the rest equally.
     """
 
     actions = ("Left", "Down", "Right", "Up")
@@ -173,7 +173,7 @@ class FrozenLake(Grid):
         return "you" if cell == self.player else self._ground(cell)
 
     def _word_after(self, *moves: str) -> str:
-        """Return the word of the cell that these moves reach without slips.
+        """Return the word for the cell that the player reaches by these moves if no move slips.
 
         The word is 'edge' if the edge of the board blocks a move."""
         names = [name.lower() for name in self.actions]
@@ -192,13 +192,15 @@ class FrozenLake(Grid):
         Away: the next cell in each direction that does not lead towards the goal. Goal: for
         each direction towards the goal, the distance and the next two cells. Corner: the cell after
         one move in each of the two directions towards the goal."""
-        offset = self._offset(self.player, self.goal).split()  # such as '2 down 3 right', or 'here'
+        # such as ['2', 'down', '3', 'right'], or ['here'] at the goal
+        offset = self._offset(self.player, self.goal).split()
         distances = offset[::2]
         towards = offset[1::2]
         away = [name.lower() for name in self.actions if name.lower() not in offset]
         away_texts = [f"{way} {self._word_after(way)}" for way in away]
         goal_texts = []
-        for distance, way in zip(distances, towards, strict=False):  # for 'here', `towards` is []
+        # not strict, because at the goal `distances` is ['here'] and `towards` is []
+        for distance, way in zip(distances, towards, strict=False):
             words = f"{self._word_after(way)} {self._word_after(way, way)}"
             goal_texts.append(f"{distance} {way} {words}")
         if len(towards) == 2:
@@ -219,7 +221,7 @@ class FrozenLake(Grid):
     def statements(self) -> list[str]:
         names = [name.lower() for name in self.actions]
         next_words = [self._word_after(name) for name in names]
-        path = self._shortest_path()[:5]  # a turn has up to five moves by default
+        path = self._shortest_path()[:5]  # the moves of one turn; actions_per_turn is 5 by default
         way = " ".join(names[move] for move in path) or "none"
         return [
             f"Next {' '.join(next_words)}.",
@@ -276,12 +278,13 @@ class FrozenLake(Grid):
 class Sokoban(Grid):
     """Push every box onto a target.
 
-    `search_depth` limits the search that draws rooms (worlds/sokoban_rooms.py). RAGEN uses 300 for
-    6x6 rooms with one box, 10 for 8x8 rooms with two boxes, and 30 with the symbols "newvocab".
+    `search_depth` limits the number of moves in the search that draws rooms
+    (worlds/sokoban_rooms.py). RAGEN's search_depth is 300 for 6x6 rooms with one box, 10 for 8x8
+    rooms with two boxes, and 30 with the symbols "newvocab".
     """
 
     actions = ("Up", "Down", "Left", "Right")
-    SYMBOLS = {  # wall, floor, target, box on target, box, you, you on target
+    SYMBOLS = {  # in the order wall, floor, target, box on target, box, you, you on target
         "default": "#_O√XPS",
         "newvocab": "W.GCBA@",
     }
@@ -311,7 +314,7 @@ class Sokoban(Grid):
         self.search_depth = search_depth
         self.symbols = symbols
         self.alphabet = self.SYMBOLS[symbols]
-        self.deltas = (-size, size, -1, 1)  # change of the cell number: Up, Down, Left, Right
+        self.deltas = (-size, size, -1, 1)  # change of the cell number by Up, Down, Left, Right
 
     def draw(self, rng: np.random.Generator) -> tuple:
         for _ in range(MAX_DRAWS):
@@ -381,7 +384,7 @@ class Sokoban(Grid):
     def _target_of(self, box: int) -> int:
         """Return the target that observations and statements name for a box.
 
-        This is the target under the box, or else the nearest free one. Of targets at the same
+        This is the target under the box, or else the nearest free target. Of targets at the same
         distance, the target with the lowest cell number is taken.
         """
         if box in self.targets:
@@ -434,7 +437,7 @@ class Sokoban(Grid):
     # Players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return the first moves of a shortest solution, by breadth-first search; [] if none."""
+        """Return first moves of a shortest solution (breadth-first search); [] if unsolvable."""
         path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
         return [self.actions[move] for move in (path or ())[:max_actions]]
 
@@ -443,10 +446,12 @@ class Sokoban(Grid):
         return self.actions[min(range(4), key=self.cost_after)]
 
     def cost_after(self, index: int) -> tuple[int, int]:
-        """Measure how far the game is from its end after a move. A blocked move costs most.
+        """Measure how far the room is from being solved after a move.
+
+        A blocked move gets a higher cost than any other move.
 
         Returns: the sum of the distances of the boxes to their nearest targets; the distance of the
-            player to the nearest box that is not on a target.
+            player to the nearest box that is not on a target, or to the nearest box if all are.
         """
         moved = sokoban_move(self.floor, self.player, self.boxes, self.deltas[index])
         if moved is None:

@@ -33,7 +33,7 @@ FIRST_LOSS_SCALE = 2.0**16
 
 
 class Learner:
-    """Policy, critic, their optimizers and, with KL, the frozen reference."""
+    """Policy, critic, their optimizers and, with kl_coef > 0, the frozen reference model."""
 
     def __init__(self, config: Config, model, tokenizer, ref_model=None):
         self.config = config
@@ -42,13 +42,14 @@ class Learner:
         self.dtype = pick_dtype(config.dtype, model.device)
         self.step = 0  # finished iterations
         self.bad_steps = 0  # optimizer steps in a row that `handle_skipped_step` counted as bad
-        # state of an estimator between iterations: numbers, texts, lists, dicts
+        # what an estimator keeps between iterations: numbers, texts, lists, dicts (for JSON)
         self.estimator_state: dict = {}
         # multiplies the loss, and divides the gradients after backward()
         self.loss_scale = FIRST_LOSS_SCALE if self.dtype == torch.float16 else 1.0
         self.mesh = parallel.make_mesh(self.device)
         if config.lora_rank:
-            add_lora(model, config.lora_rank, config.seed)  # before the critic copies the model
+            # before the critic copies the model, so that the critic has adapters, too
+            add_lora(model, config.lora_rank, config.seed)
         critic = None
         if config.estimator in CRITIC_ESTIMATORS:
             critic = Critic(copy.deepcopy(model.model)).to(self.device)
@@ -93,7 +94,9 @@ class Learner:
         return rates
 
     def clip_gradients(self) -> dict[str, Tensor]:
-        """Undo the loss scale and clip the gradients. Returns: norms before clipping, by module."""
+        """Divide the gradients by the loss scale, and clip their norms.
+
+        Returns: name of the module -> gradient norm before clipping."""
         norms = {}
         for name, module in self.modules.items():
             if self.loss_scale != 1:
@@ -156,9 +159,9 @@ class Learner:
 
 
 def copy_as_json(state: dict) -> dict:
-    """Write the state of an estimator to JSON, and return what JSON gives back.
+    """Convert the state of an estimator to JSON and back.
 
-    Raises: TypeError if this differs from `state`, for example because of a tensor or a tuple."""
+    Raises: TypeError if JSON cannot restore `state`, for example because of a tuple or tensor."""
     try:
         copied = json.loads(json.dumps(state))
     except (TypeError, ValueError):
@@ -172,13 +175,14 @@ def copy_as_json(state: dict) -> dict:
 
 
 def build_learner(config: Config, device: torch.device) -> tuple[Learner, Engine, Chat]:
-    """Build the learner, its engine, and the chat format with the tokenizer."""
+    """Build the learner, the engine that samples for it, and the `Chat` of its tokenizer."""
     model, tokenizer = load_model(config.model, device=device)
     ref_model = None
     if config.kl_coef:
         ref_model, _ = load_model(config.model, device=device)
     chat = Chat(tokenizer)
-    engine = make_engine(config, model, chat)  # before FSDP2 shards the model
+    # before FSDP2 shards the model, of which the torch engine keeps a whole copy
+    engine = make_engine(config, model, chat)
     learner = Learner(config, model, tokenizer, ref_model)
     if parallel.world_size() > 1:
         sizes = zip(learner.mesh.mesh_dim_names, learner.mesh.shape, strict=True)

@@ -2,10 +2,10 @@
 
 The input of a forward is one row of tokens of several sequences (packing.py), and a *layout* object
 that computes attention. The layout is `PackedLayout` in policy and critic, and `_CacheLayout` in
-the torch engine. The policy computes log-probs one chunk of the vocabulary at a time, without the
-full logits.
+the torch engine. The policy computes log-probs one chunk of the vocabulary at a time, so it never
+holds the full logits.
 
-Shapes: T tokens of a packed row, R of them response tokens, H hidden size, V vocabulary.
+Shapes: T tokens in a row, R of them response tokens; hidden size H, head size D, vocabulary size V.
 """
 
 from configurator import UserError
@@ -38,8 +38,8 @@ from support.preflight import check_driver
 # the processor's cache. On a GPU, large chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 # torch.compile keeps at most this many versions of one function; further versions run uncompiled.
-# The default of 8 is too few for the norms of Qwen3. Their versions differ in three things: width
-# (hidden states or heads), trained or frozen weights, and gradients on or off.
+# The default of 8 is too few for the norms of Qwen3. The versions of a norm differ in three things:
+# width (hidden states or heads), trained or frozen weights, and gradients on or off.
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # no bars for loading and saving, which take only seconds
@@ -67,22 +67,22 @@ class Policy(nn.Module):
         self.version = next(self._versions)
 
     def forward(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Compute the log-probs of the response tokens at a temperature.
+        """Compute the log-probs of the response tokens under softmax(logits / temperature).
 
-        Returns: logprobs (R,) of the response tokens, and entropy (R,) of the policy's distribution
-            at each of them, both float32, in nats. If the batch has an `observation_index`, both
-            are (R + O,): the numbers of the O observation tokens follow.
+        Returns: logprobs (R,) of the response tokens, and entropy (R,) of the softmax at each
+            response token. Both are float32, in nats. If the batch has an `observation_index`, both
+            are (R + O,): the numbers of the O observation tokens come last.
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
-        # Each state predicts the next token. index_select is faster than hidden[index], whose
-        # backward sorts the index.
+        # The state at index i - 1 predicts token i. index_select is faster than hidden[index],
+        # whose backward sorts the index.
         states = hidden.index_select(0, batch.predicted_index - 1)  # (R, H)
         targets = batch.ids[batch.predicted_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
 
 
 class Critic(nn.Module):
-    """A backbone with a scalar head, for the value of the state before each sampled token."""
+    """A backbone whose scalar head estimates the value of the context before each sampled token."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
@@ -96,21 +96,24 @@ class Critic(nn.Module):
         hidden = packed_hidden(self.backbone, batch)  # (T, H)
         states = hidden.index_select(0, batch.response_index - 1)  # (R, H)
         values = self.value_head(states)  # (R, 1)
-        return values.float().sum(-1)  # a sum and not a view: FSDP2 forbids views as outputs
+        return values.float().sum(-1)  # values[:, 0] would be a view, which FSDP2 forbids as output
 
 
 def train_padding_token(module: nn.Module) -> nn.Module:
-    """Let the embedding of the padding token get a gradient, in place. Returns: the module.
+    """Change a module so that its padding token's embedding gets a gradient. Returns: the module.
 
-    Packed rows have no padding, so a padding token in them is a real token: SmolLM2 pads with
-    <|im_end|>, which ends every message. nn.Embedding drops the gradient of its padding_idx.
+    nn.Embedding drops the gradient of its token padding_idx. But a packed row has no padding, so
+    this token is a real one there. In SmolLM2 it is <|im_end|>, which ends every message.
     """
     module.get_input_embeddings().padding_idx = None
     return module
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> trained parameter. LoRA trains only the LoRA matrices and the value head."""
+    """Return the trained parameters by name.
+
+    With LoRA they are only the LoRA matrices and the critic's value head.
+    """
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -122,7 +125,7 @@ def describe_trained(module: nn.Module) -> str:
 
 
 def packed_hidden(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    """Compute the last hidden states (T, H) of packed sequences."""
+    """Compute the hidden states (T, H) after the last layer, for a packed row."""
     output = backbone(
         input_ids=batch.ids[None],
         position_ids=batch.position_ids[None],
@@ -146,7 +149,7 @@ AttentionInterface.register("layout", _attention)  # for attn_implementation="la
 
 
 def compile_blocks(layers: Sequence[nn.Module]) -> None:
-    """Compile the MLPs and norms in place.
+    """Compile the MLPs and norms of `layers` in place.
 
     The number of tokens is dynamic, so one compilation serves rows of all lengths. Attention is not
     compiled, because the number and the lengths of the sequences differ from row to row.
@@ -154,7 +157,7 @@ def compile_blocks(layers: Sequence[nn.Module]) -> None:
     torch._dynamo.config.recompile_limit = MAX_COMPILED_VERSIONS
     for layer in layers:
         parts = [layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
-        if hasattr(layer.self_attn, "q_norm"):  # Qwen3 norms each query and key
+        if hasattr(layer.self_attn, "q_norm"):  # Qwen3 normalizes each query and key
             parts += [layer.self_attn.q_norm, layer.self_attn.k_norm]
         for part in parts:
             part.compile(dynamic=True)
@@ -175,14 +178,15 @@ def chunked_logprobs(
 
     Args:
         hidden: (R, H) float.
-        weight: (V, H) float, the head.
+        weight: (V, H) float, of the LM head.
         targets: (R,) int64.
-        chunk_size: the number of vocabulary tokens in a chunk; 0 takes it from CHUNK_SIZES.
+        chunk_size: the number of vocabulary tokens in a chunk; 0 takes the one in CHUNK_SIZES.
 
     Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
     """
     device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):  # cast here: the backward runs outside of autocast
+    # The backward runs outside of autocast. This cast gives both passes one type.
+    if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
     chunk_size = chunk_size or CHUNK_SIZES[device_type]
     return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, chunk_size)
@@ -235,13 +239,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperature: float,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
-        """Online softmax: the sums are relative to m, the largest logit so far.
+        """Compute the log-probs and entropies by an online softmax.
 
-        If a chunk raises the maximum from m to m', shift = m - m' makes the earlier sums relative
-        to m'.
+        `total` and `moment` are sums relative to m, the largest z so far. If a chunk raises m
+        to m', both sums are first made relative to m' with shift = m - m'.
         """
         lowest = torch.finfo(torch.float32).min
-        maximum = torch.full(targets.shape, lowest, device=hidden.device)  # m = max z
+        maximum = torch.full(targets.shape, lowest, device=hidden.device)  # m
         total = torch.zeros_like(maximum)  # sum of e^(z - m)
         moment = torch.zeros_like(maximum)  # sum of (z - m) e^(z - m)
         target_logit = torch.zeros_like(maximum)
@@ -251,7 +255,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             previous = maximum
             maximum = torch.maximum(previous, z.amax(1))
             shift = previous - maximum  # (R,), 0 or negative
-            distance = z.sub_(maximum[:, None])  # (R, C), z - m in the memory of z
+            distance = z.sub_(maximum[:, None])  # (R, C), z - m, written over z
             exp = distance.exp()  # (R, C)
             moment = shift.exp() * (moment + shift * total) + distance.mul_(exp).sum(1)
             total = shift.exp() * total + exp.sum(1)
@@ -265,7 +269,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
-        """With a = grad_logprobs and b = grad_entropy, both (R,):
+        """Compute gradients of the loss L. With a = grad_logprobs and b = grad_entropy, both (R,):
 
         dL/dz = a onehot(target) - p (a + b (log p + S))
         """
@@ -274,7 +278,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # (V, H)
         chunks = _vocab_chunks(hidden, weight, targets, ctx.temperature, ctx.chunk_size)
         for chunk in chunks:
-            # The steps work in place, so two (R, C) tensors suffice.
+            # The steps to dL/dz work in place, so they need only two (R, C) tensors.
             logp = chunk.logits.sub_(maximum[:, None]).sub_(log_total[:, None])
             p = logp.exp()
             grad_z = logp.add_(entropy[:, None]).mul_(grad_entropy[:, None])
@@ -295,10 +299,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
 def add_lora(model: nn.Module, rank: int, seed: int) -> None:
     """Add LoRA adapters (Hu et al., arXiv 2106.09685) in place, with peft.
 
-    The linear layers of the blocks compute W x + (alpha / rank) B A x. The matrix A (rank, in) is
-    drawn at random from `seed`, and the matrix B (out, rank) starts at zero. Only A and B are
-    trained. alpha equals rank. lm_head gets no adapter: `Policy` reads lm_head.weight directly, so
-    an adapter would have no effect.
+    In every linear layer of the blocks, W x becomes W x + (alpha / rank) B A x. The matrix A (rank,
+    in) is drawn at random from `seed`, and the matrix B (out, rank) starts at zero. Only A and B
+    are trained. alpha equals rank. lm_head gets no adapter: `Policy` reads lm_head.weight directly,
+    so an adapter would have no effect.
 
     Raises: UserError if the rank is larger than the hidden size of the model.
     """
@@ -307,9 +311,9 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
             f"lora_rank is {rank}, more than the model's hidden size, {model.config.hidden_size}; "
             "lower it"
         )
-    from peft import LoraConfig, inject_adapter_in_model  # this import takes a second
+    from peft import LoraConfig, inject_adapter_in_model  # takes a second, so only with LoRA
 
-    torch.manual_seed(seed)  # every rank must draw the same A
+    torch.manual_seed(seed)  # every rank must draw the same matrices A
     settings = LoraConfig(
         r=rank,
         lora_alpha=rank,
@@ -326,7 +330,8 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
 def pick_device(name: str) -> torch.device:
     """Return the device for the setting "auto" (cuda if there is a GPU), "cpu" or "cuda".
 
-    Raises: UserError if the setting is "cuda" and torch finds no GPU, or if the driver is too old.
+    Raises: UserError if the setting is "cuda" and torch finds no GPU, or if the setting is not
+        "cpu" and the driver is too old.
     """
     has_gpu = torch.cuda.is_available()
     if name != "cpu" and not has_gpu:
@@ -351,9 +356,9 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Load a model (float32 weights) and its tokenizer.
 
-    Args: name: "tiny", a folder, or a name on the Hugging Face hub.
-    Raises: UserError if the model is missing or broken, the download fails, or the model is not of
-        a supported family (support/model_folder.py).
+    Args: name: "tiny" (the model in base/), a folder, or a name on the Hugging Face hub.
+    Raises: UserError if the model is missing, broken or not supported (support/model_folder.py), or
+        if the download fails.
     """
     folder = find_model(name)
     is_on_hub = not Path(folder).is_dir()
@@ -382,5 +387,5 @@ def load_model(
         raise UserError(f"model={folder!r} could not be loaded ({summary(error)})") from error
     check_weights(model, tokenizer, folder)
     if is_on_hub:
-        model.name_or_path = name  # so an adapter names the model on the hub, not a local folder
+        model.name_or_path = name  # so a saved LoRA adapter names the hub's model, not a folder
     return model.to(device), tokenizer

@@ -1,10 +1,10 @@
 """Packing: many token sequences in one row of T tokens, without padding.
 
-The row is cut into *pieces*. The context of a piece lists the earlier pieces that it continues. The
-tokens of a piece attend to its context and, causally, to each other. So a prompt that several
-sequences share is computed once, except its last token. The last token is repeated before each
-response, because its hidden state predicts the response's first token. Example: two responses A A
-and B to the prompt P P P p.
+The row is cut into *pieces*. The *context* of a piece lists the earlier pieces that this piece
+continues. A token attends to the context of its piece and, causally, to the piece. So a prompt that
+several sequences share is computed once, except its last token. Each sequence repeats the last
+prompt token, because a response token is predicted from the previous token in the row. Example: two
+responses A A and B to the prompt P P P p.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
@@ -12,7 +12,7 @@ and B to the prompt P P P p.
     sampled            x x   x
 
 `micro_batches` decides which sequences share a row, `pack` builds the row, and `PackedLayout`
-computes its attention.
+computes the attention in the row.
 """
 
 import inspect
@@ -33,17 +33,16 @@ try:
 except ImportError:
     flash_attn_varlen_func = None
 
-# In varlen_attn of torch 2.12, query heads can share a key head. In torch 2.11 they cannot.
+# varlen_attn supports GQA (query heads that share a key head) in torch 2.12, but not in torch 2.11.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
-# A piece (a part of a sequence) can have more keys than queries. Below this ratio of keys to
-# queries, a causal kernel that also gets the queries of the context is faster than a mask (see
-# `masks`).
+# A piece with a context has more keys than queries. Below this ratio of keys to queries, a causal
+# kernel that also gets the queries of the context is faster than a mask (see `PackedLayout.masks`).
 MAX_CAUSAL_RATIO = 1.4
 
 
 class TokenSequence(Protocol):
-    """The attributes of a trajectory that this file reads."""
+    """The attributes that packing.py reads from a trajectory."""
 
     @property
     def ids(self) -> list[int]:
@@ -51,34 +50,35 @@ class TokenSequence(Protocol):
 
     @property
     def response_mask(self) -> list[bool]:
-        """One flag for each token: True if the policy sampled it."""
+        """One flag for each token of `ids`: True for response tokens."""
 
     @property
     def observation_mask(self) -> list[bool]:
-        """One flag for each token: True for a prompt token between two responses."""
+        """One flag for each token of `ids`: True for prompt tokens after the first response."""
 
     @property
     def first_prompt_ids(self) -> list[int]:
-        """The tokens before the first response. `ids` begins with them."""
+        """The tokens before the first response, with which `ids` begins."""
 
 
 @dataclass
 class PackedBatch:
-    """One row of T tokens, R of them sampled, for `Policy` and `Critic`."""
+    """The input of `Policy` and `Critic`: a row of T tokens, of which R are response tokens."""
 
     ids: Tensor  # (T,) int64
     position_ids: Tensor  # (T,) int64, position of each token in its sequence
     lengths: list[int]  # number of tokens in each piece; they sum to T
-    contexts: list[tuple[int, ...]]  # for each piece, the pieces that it continues, in row order
-    # (R,) int64, row indices of sampled tokens. A sampled token is never the first of its piece, so
-    # row index - 1 is the token before it in its sequence
+    # for each piece, the indices of the pieces in its context, in row order
+    contexts: list[tuple[int, ...]]
+    # (R,) int64, row indices of response tokens. No piece begins with a response token, so row
+    # index - 1 is the token that precedes the response token in its sequence
     response_index: Tensor
-    # (O,) int64, row indices of observation tokens; None unless `pack` had observations=True
+    # (O,) int64, row indices of observation tokens; None if `pack` got observations=False
     observation_index: Tensor | None = None
 
     @property
     def predicted_index(self) -> Tensor:
-        """The row indices of the tokens whose log-probs are computed, (R,) or (R + O,)."""
+        """The row indices of the tokens whose log-probs `Policy` computes, (R,) or (R + O,)."""
         if self.observation_index is None:
             return self.response_index
         return torch.cat([self.response_index, self.observation_index])
@@ -90,10 +90,10 @@ class PackedBatch:
 def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
     """Divide sequences into packs of at most `max_tokens` tokens. A pack becomes one row.
 
-    Sequences with the same first prompt become neighbours, so `pack` can share their prompt.
-    A sequence that is longer than `max_tokens` gets a pack of its own.
+    Sequences with the same first prompt become neighbours, because in `pack` only neighbours can
+    share a prompt. A sequence that is longer than `max_tokens` gets a pack of its own.
 
-    Returns: for each pack the indices of its sequences.
+    Returns: for each pack, a list of indices into `sequences`.
     """
     packs: list[list[int]] = []
     num_packed = 0  # number of tokens in the last pack
@@ -103,7 +103,7 @@ def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[l
         num_tokens = len(sequences[i].ids)
         num_new = num_tokens
         if prompt == previous_prompt:
-            num_new -= len(prompt) - 1  # these tokens are already in the pack
+            num_new -= len(prompt) - 1  # the last pack already has the shared prompt tokens
         if packs and num_packed + num_new <= max_tokens:
             packs[-1].append(i)
             num_packed += num_new
@@ -125,9 +125,9 @@ def pack(
 ) -> PackedBatch:
     """Put sequences into one row.
 
-    The first piece holds the tokens that all first prompts begin with. For adjacent sequences with
-    the same first prompt (members of a group), one shared piece holds the rest of that prompt
-    except its last token. Every sequence also has a piece with its own tokens.
+    The first piece holds the tokens with which all first prompts begin. Adjacent sequences with the
+    same first prompt (members of a group) share another piece, the rest of that prompt. No shared
+    piece holds a prompt's last token. The remaining tokens of each sequence are one piece.
 
     Args:
         sequences: at least one. Sequences with the same first prompt must be neighbours to share
@@ -146,7 +146,7 @@ def pack(
 
 
 def _shareable(sequence: TokenSequence) -> list[int]:
-    """Return the first prompt without its last token, which is repeated before each response."""
+    """Return the part of the first prompt that sequences can share: all but the last token."""
     return sequence.first_prompt_ids[:-1]
 
 
@@ -154,9 +154,9 @@ def _shareable(sequence: TokenSequence) -> list[int]:
 class _Piece:
     ids: list[int]
     response_mask: list[bool]
-    observation_mask: list[bool]  # empty if `pack` had observations=False
-    start: int  # position of the first token in its sequence
-    context: tuple[int, ...]  # the earlier pieces that it continues
+    observation_mask: list[bool]  # empty if `pack` got observations=False
+    start: int  # position of the piece's first token in the sequence
+    context: tuple[int, ...]  # indices of the pieces that this piece continues
 
 
 @dataclass
@@ -169,9 +169,9 @@ class _Row:
     def append(
         self, sequence: TokenSequence, start: int, end: int, context: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Append sequence.ids[start:end] as a piece, unless it is empty.
+        """Append a piece with sequence.ids[start:end], unless start == end.
 
-        Returns: the context for a piece that continues these tokens.
+        Returns: the context for a piece that continues sequence.ids[:end].
         """
         if start == end:
             return context
@@ -206,7 +206,7 @@ class _Row:
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
-    """Copy 1-D tensors of one type from the CPU to a device.
+    """Move 1-D tensors of one dtype from the CPU to `device`.
 
     All tensors go to a GPU in one copy from pinned memory, so the host does not wait for the GPU.
     """
@@ -221,24 +221,25 @@ def to_device(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tenso
 
 
 def has_varlen_kernel(device: torch.device) -> bool:
-    """Whether the device runs kernels for sequences of various lengths (GPU, Ampere or newer)."""
+    """Whether the device can run varlen (variable-length) attention: a GPU, Ampere or newer."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class _VarlenIndex(NamedTuple):
-    """The pieces of a row as a varlen kernel needs them; all int32."""
+    """Int32 indices of the queries and keys of all pieces, for a varlen kernel."""
 
-    keys: Tensor  # (sum of key_lengths,): the row indices of the keys of each piece, concatenated
-    query_ends: Tensor  # (pieces + 1,): 0, then the end of each piece in the row
-    key_ends: Tensor  # (pieces + 1,): 0, then the end of each piece's keys in `keys`
+    keys: Tensor  # (keys of all pieces,): the row indices of the keys, piece by piece
+    query_ends: Tensor  # (pieces + 1,): 0, then the row index after each piece's last token
+    key_ends: Tensor  # (pieces + 1,): 0, then the index in `keys` after each piece's last key
 
 
 class PackedLayout:
-    """Attention for one packed batch, shared by all layers.
+    """The attention of one packed batch. All layers share the object.
 
-    A GPU since Ampere runs one varlen kernel for the whole row. On a CPU, on an older GPU and in
-    float32, each piece is one SDPA call. The keys of a piece are the keys of its context, then its
-    own keys. So the last keys belong to the same tokens as the queries of the piece.
+    In 16 bits, a GPU since Ampere runs one varlen kernel for the whole row. On a CPU, on an older
+    GPU and in float32, each piece is one SDPA call. The keys of a piece are the keys of its
+    context, then its own keys, because causal kernels and `masks` align the last keys with the
+    queries.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -251,7 +252,7 @@ class PackedLayout:
             self.key_lengths.append(length + sum(self.lengths[i] for i in context))
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Compute the attention of one layer.
+        """Compute the attention of one layer, for T tokens and heads of size D.
 
         Args:
             q: (heads, T, D).
@@ -259,14 +260,14 @@ class PackedLayout:
 
         Returns: (T, heads, D).
         """
-        if self.has_kernel and q.dtype != torch.float32:  # the kernels take 16 bits only
+        if self.has_kernel and q.dtype != torch.float32:  # varlen kernels need 16 bits
             return self.attend_varlen(q, k, v, scale)
         return self.attend_pieces(q, k, v, scale)
 
     def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Compute attention with one SDPA call for each piece."""
-        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. With
-        # slices q[:, i:j], the backward of each slice would fill a tensor of the size of the row.
+        # [None], because SDPA has a fused kernel for 4-D inputs only. In its backward, `split`
+        # fills one tensor of the size of the row; slices q[:, i:j] would fill one for each slice.
         query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
         key_parts = k[None].split(self.lengths, dim=2)  # each (1, kv_heads, length, D)
         value_parts = v[None].split(self.lengths, dim=2)
@@ -288,11 +289,11 @@ class PackedLayout:
 
     @cached_property
     def masks(self) -> list[Tensor | None]:
-        """The mask (queries, keys) of each piece, or None for a causal kernel without a mask.
+        """For each piece, a mask (queries, keys), or None for a causal kernel without a mask.
 
-        A causal kernel computes only half of the scores, but needs as many queries as keys. So the
-        kernel also gets the queries of the context, and their outputs are dropped. This is faster
-        than a mask if the ratio of keys to queries is below MAX_CAUSAL_RATIO.
+        A causal kernel computes only half of the scores, but needs as many queries as keys. So
+        `attend_pieces` also gives the kernel the queries of the context and drops their outputs.
+        The kernel is faster than a mask if the keys-to-queries ratio is below MAX_CAUSAL_RATIO.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):
@@ -304,27 +305,27 @@ class PackedLayout:
         return masks
 
     def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Compute attention with one kernel: flash-attn's if it is installed, else torch's."""
+        """Call one varlen kernel for the whole row: flash-attn's if installed, else torch's."""
         q = q.transpose(0, 1).contiguous()  # (T, heads, D)
         index = self.varlen_index
-        # index_select, because the backward of k[:, index] would sort the index
+        # index_select is faster than k[:, index], whose backward would sort the index
         k = k.transpose(0, 1).index_select(0, index.keys)  # (sum of key_lengths, kv_heads, D)
         v = v.transpose(0, 1).index_select(0, index.keys)
         max_lengths = (max(self.lengths), max(self.key_lengths))
         sizes = (index.query_ends, index.key_ends, *max_lengths)
         if flash_attn_varlen_func:
             return flash_attn_varlen_func(q, k, v, *sizes, softmax_scale=scale, causal=True)
-        causal = (-1, 0)  # the window of a query: any key before it, and none after it
+        causal = (-1, 0)  # a query sees every key up to its own, none after
         if VARLEN_HAS_GQA:
             return varlen_attn(q, k, v, *sizes, scale=scale, window_size=causal, enable_gqa=True)
-        group_size = q.shape[1] // k.shape[1]  # query heads for each key head
+        group_size = q.shape[1] // k.shape[1]  # number of query heads per key head
         k = k.repeat_interleave(group_size, dim=1)
         v = v.repeat_interleave(group_size, dim=1)
         return varlen_attn(q, k, v, *sizes, scale=scale, window_size=causal)
 
     @cached_property
     def varlen_index(self) -> _VarlenIndex:
-        """The index for the varlen kernel, built on the CPU and copied to the device once."""
+        """Indices for a varlen kernel. The CPU builds them and copies them to the device once."""
         row = torch.arange(sum(self.lengths), dtype=torch.int32).split(self.lengths)
         pieces = chain.from_iterable((*context, i) for i, context in enumerate(self.contexts))
         keys = torch.cat([row[i] for i in pieces])
@@ -334,7 +335,7 @@ class PackedLayout:
 
 
 def _join(parts: Sequence[Tensor], pieces: tuple[int, ...]) -> Tensor:
-    """Concatenate the parts that belong to `pieces`: (1, heads, tokens, D)."""
+    """Concatenate the parts with the indices `pieces`. Returns: (1, heads, tokens, D)."""
     if len(pieces) == 1:
         return parts[pieces[0]]
     return torch.cat([parts[i] for i in pieces], dim=2)

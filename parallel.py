@@ -5,8 +5,8 @@ trajectories, so all ranks filter the same batch and compute the same advantages
 each rank takes its part of the micro-batches. Without torchrun there is one rank.
 
 A *collective* is a call that all ranks must make in the same order. A rank that skips a collective
-blocks the other ranks. Collectives are every forward and backward of a sharded module, and every
-function below whose docstring says "collective".
+blocks the other ranks. Every forward and backward of a sharded module is a collective, and so is
+every function below whose docstring says "collective".
 """
 
 from configurator import Config, UserError
@@ -31,7 +31,7 @@ from packing import micro_batches, pack
 from rollout import Trajectory, collect
 from support.precision import round_at_random
 
-# Length of a sequence at which attention costs as much as the weight matrices, for Qwen2.5-0.5B.
+# At this sequence length, attention costs as much as the linear layers of Qwen2.5-0.5B's blocks.
 ATTENTION_CROSSOVER_TOKENS = 16_640
 
 Item = TypeVar("Item")
@@ -51,12 +51,12 @@ def world_size() -> int:
 
 
 def init_distributed(config: Config) -> torch.device:
-    """Set threads and device, and join the process group (collective).
+    """Set the number of threads and the device, and join the process group (collective).
 
     After this call, only rank 0 prints to stdout.
 
     Returns: the device of this rank.
-    Raises: UserError if a GPU is missing, or if its driver is too old.
+    Raises: UserError if this rank needs a GPU and has none, or if the GPU driver is too old.
     """
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     device = pick_device(config.device)
@@ -65,8 +65,8 @@ def init_distributed(config: Config) -> torch.device:
     if device.type == "cuda":
         device = _gpu_of_this_rank()
         torch.cuda.set_device(device)
-        # On an H100, SDPA would prefer cuDNN, which makes a new plan for each shape. This would be
-        # slow, because the torch engine has new shapes in nearly every step.
+        # On an H100, SDPA would prefer cuDNN, which makes a new plan for each input shape. cuDNN
+        # would be slow, because the torch engine has new shapes in nearly every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
         backend = "cpu:gloo,cuda:nccl"
     if not dist.is_initialized():
@@ -89,12 +89,12 @@ def _gpu_of_this_rank() -> torch.device:
 
 
 def rendezvous() -> tuple[dist.Store, int, int]:
-    """Return a store, this rank, and the number of ranks. The ranks find each other in the store.
+    """Return the store in which the ranks find each other, this rank, and the number of ranks.
 
-    torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
+    When torchrun restarts the ranks, it keeps the store (pytorch issue 135712), so a new rank could
     read the address of a dead rank. On a single node, the keys in the store therefore get the
-    number of the restart as prefix. On several nodes the keys get no prefix, because each node
-    counts its own restarts.
+    number of the restart as prefix. On several nodes the keys get no prefix: each node counts its
+    own restarts, so the prefixes could differ.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -133,7 +133,8 @@ def all_gather_lists(items: Sequence[Item]) -> list[list[Item]]:
 def all_reduce_sum(*tensors: Tensor) -> None:
     """Replace each tensor by its sum over the ranks, in place (collective).
 
-    The tensors must be on one device. They share one all-reduce, because each call costs gloo 2 ms.
+    The tensors must be on one device. They share one all-reduce, because each all-reduce
+    takes 2 ms with gloo.
     """
     if world_size() == 1:
         return
@@ -148,10 +149,10 @@ def all_reduce_sum(*tensors: Tensor) -> None:
 
 
 def make_mesh(device: torch.device) -> DeviceMesh:
-    """Arrange the ranks for FSDP2 (collective).
+    """Arrange the ranks in a mesh for FSDP2 (collective).
 
-    Several nodes with equally many ranks use HSDP: shards within each node, and replicas across
-    nodes. Otherwise the weights are sharded over all ranks.
+    If there are several nodes with equally many ranks each, every node holds all weights, sharded
+    over its ranks (HSDP). Otherwise the weights are sharded over all ranks.
     """
     ranks = world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -166,13 +167,13 @@ def shard(
 ) -> nn.Module:
     """Apply FSDP2 in place, to each layer and to the rest of the module.
 
-    Weights and the reduction of gradients are in float32, and the computation is in `dtype`.
+    The weights are in float32. FSDP2 computes in `dtype` and averages the gradients in float32.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    # By default FSDP2 keeps the root's weights gathered after a forward. If no backward follows,
-    # the next forward would use these weights, even after an optimizer step.
+    # By default FSDP2 keeps the weights of the root module gathered after a forward. If no backward
+    # follows, the next forward would use the gathered weights, even after an optimizer step.
     return fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
 
 
@@ -187,11 +188,11 @@ def stream_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the policy's full weights, one tensor at a time (collective).
 
-    Every rank must exhaust the iterator. Shards are cast before they are gathered, so 16-bit types
-    halve the traffic. LoRA is merged into the yielded weights.
+    Every rank must exhaust the iterator, because the ranks gather each tensor together. Shards are
+    sent as `dtype`, so 16-bit types halve the traffic. LoRA is merged into the yielded weights.
 
-    Yields: Hugging Face name and tensor. A tied head is repeated under its own name, because vLLM
-        reloads each layer by its name.
+    Yields: Hugging Face name and tensor of each weight. An LM head that is tied to the embedding is
+        also yielded, under its own name, because vLLM reloads each layer by its name.
     """
     if isinstance(policy, FSDPModule):
         policy.reshard()
@@ -209,10 +210,11 @@ def stream_weights(
 
 
 def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
-    """Return W + (alpha / rank) B A, computed in float32, sharded like W.
+    """Return the merged weight W + (alpha / lora_rank) B A, computed in float32, sharded like W.
 
-    For a 16-bit type the sum is rounded at random, because rounding to the nearest number often
-    gives W again. The noise depends only on the name and the shard, so a restart repeats it.
+    For a 16-bit `dtype` the sum is rounded at random, because rounding to the nearest number often
+    gives W again. The seed comes from `name` and the shard's index, so a restart repeats the
+    rounding.
     """
     weight = linear.base_layer.weight
     merged = torch.addmm(
@@ -257,7 +259,7 @@ def collect_all(
 ) -> list[Trajectory]:
     """Run `rollout.collect` on all ranks (collective). Group g is sampled on rank g % world_size.
 
-    Returns: the trajectories of all ranks in the order of `starts`, on every rank.
+    Returns: on every rank, the trajectories of all ranks, in the order of `starts`.
     Raises: RuntimeError if the engine does not hold the policy's current weights.
     """
     if engine.version != policy.version:
@@ -282,7 +284,7 @@ def collect_all(
 
 
 class MicroBatch(NamedTuple):
-    """The trajectories of one forward and backward pass on this rank."""
+    """The trajectories of one forward (and backward) pass on this rank."""
 
     indices: list[int]  # of trajectories in the batch that every rank holds
     # 0.0 for a surplus micro-batch (see `local_micro_batches`), else 1.0
@@ -293,8 +295,8 @@ def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> 
     """Return this rank's micro-batches of a batch that every rank holds.
 
     The forward of a micro-batch is a collective, so all ranks need the same number of
-    micro-batches. A rank with fewer adds surplus micro-batches, which repeat the shortest
-    trajectory.
+    micro-batches. A rank with fewer micro-batches adds surplus ones. Each surplus one repeats the
+    shortest trajectory of the batch.
     """
     costs = [_compute_cost(len(trajectory.ids)) for trajectory in trajectories]
     packs_by_rank = []
@@ -308,7 +310,7 @@ def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> 
 
 
 def _compute_cost(num_tokens: int) -> int:
-    """Return the cost of one trajectory: linear for matrix products, quadratic for attention."""
+    """Return a trajectory's cost: linear in its tokens, plus a quadratic part for attention."""
     return num_tokens * (ATTENTION_CROSSOVER_TOKENS + num_tokens)
 
 
@@ -329,7 +331,7 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Divide the trajectories with these indices into packs. Returns: the indices in each pack."""
+    """Divide the trajectories at `indices` into micro-batches. Returns: the indices in each."""
     chosen = [trajectories[i] for i in indices]
     packs = []
     for chosen_indices in micro_batches(chosen, max_tokens):
@@ -341,11 +343,11 @@ def _micro_batches_among(
 def forward_sequences(
     module: nn.Module, trajectories: Sequence[Trajectory], config: Config, *args
 ) -> tuple[Tensor, ...]:
-    """Run the policy or the critic on all response tokens, without gradient (collective).
+    """Evaluate a policy or critic at all R response tokens, without gradient (collective).
 
-    Args: args: arguments of the module after the batch, such as the temperature.
-    Returns: on every rank, the outputs of the module: logprobs and entropy, or values. Each is (R,)
-        float32, in the order of the trajectories.
+    Args: args: for `module`, after the batch; a policy takes the temperature.
+    Returns: on every rank, (logprobs, entropy) of a policy or (values,) of a critic. Each tensor is
+        (R,) float32, in the order of the trajectories.
     """
     lengths = [trajectory.num_response_tokens for trajectory in trajectories]
     num_tokens = sum(lengths)

@@ -1,7 +1,7 @@
 """Reference players: scripted players that are scored on the same games as a policy.
 
-`random` draws an action. `greedy` follows a simple rule of the environment, and `optimal` follows
-the environment's plan. All players obey the limits on actions and turns.
+`random` draws an action. `greedy` usually follows a simple rule (`Env.greedy`), and `optimal`
+follows the environment's plan (`Env.plan`). All players obey the limits on actions and turns.
 """
 
 import numpy as np
@@ -13,9 +13,9 @@ from support.time_limit import EnvError, call_with_timeout
 
 
 def reference_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
-    """Return a reply with the actions of `reference_actions` and an empty thought.
+    """Return a reply with the actions of a reference player and an empty thought.
 
-    With `player` and `rng` bound by functools.partial, this is a player for `rollout.play`."""
+    `rollout.play` calls this function, after functools.partial has bound `player` and `rng`."""
     config = rollout.config
     try:
         actions = call_with_timeout(
@@ -29,8 +29,8 @@ def reference_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> 
 def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
     """Return the actions that a reference player chooses in the present state.
 
-    `optimal` chooses the best next actions, at most `actions_per_turn`, or the action of `greedy`
-    if no plan exists. `greedy` and `random` choose one action."""
+    `optimal` chooses the best next actions, at most `actions_per_turn`. If no plan exists,
+    `optimal` chooses the action of `greedy`. `greedy` and `random` choose one action."""
     env = episode.env
     actions = []
     if player == "random":

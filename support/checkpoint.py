@@ -65,7 +65,10 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 class Saver:
-    """Writes the checkpoints of a run in a thread. Every rank must call each method."""
+    """Writes the checkpoints of a run in a thread.
+
+    All ranks must make the same calls, because they write each checkpoint together.
+    """
 
     def __init__(self, out_dir: Path, keep: int):
         self.out_dir = out_dir
@@ -101,18 +104,18 @@ class Saver:
 
         Args:
             state: tensors in nested dicts, such as those of `training_state`.
-            counts: the content of state.json, with a key "step".
+            counts: the content of state.json without "format". It must have a key "step".
         Raises: UserError if the previous checkpoint could not be written.
         """
         self.wait()
         began = time.perf_counter()
         if torch.cuda.is_initialized() and self.buffers is None:
             self.memory, self.buffers = make_buffers(state)
-        # `wait` has returned, so the thread no longer reads the buffers.
+        # The buffers can be overwritten: `wait` has returned, so the thread no longer reads them.
         copy = to_cpu(state, self.buffers)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        # The logs may grow before the thread reads them. So the thread gets their present sizes.
+        # The thread reads the logs only up to their present sizes: training may add lines later.
         self.writing = self.thread.submit(self._write, copy, counts, self.logs.sizes())
         self.paused_s += time.perf_counter() - began
 
@@ -168,9 +171,10 @@ class Saver:
 
 
 class ShardWriter(dcp.HuggingFaceStorageWriter):
-    """Writes the same files as its base class, but with `save_file` of safetensors.
+    """Writes files for dcp.HuggingFaceStorageReader, with `save_file` of safetensors.
 
-    The base class serializes all tensors first, which doubles the memory and holds the GIL.
+    The base class turns all tensors into bytes before it writes any. This doubles the memory and
+    holds the GIL.
     """
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> torch.futures.Future:
@@ -248,7 +252,8 @@ def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
 
 def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Create the moments of an optimizer that has made no step."""
-    get_state_dict(module, optimizer)  # makes a step with learning rate 0; `step` is reset below
+    # get_state_dict makes an optimizer step with learning rate 0, so reset the step counter.
+    get_state_dict(module, optimizer)
     for moments in optimizer.state.values():
         moments["step"].zero_()
 
@@ -312,7 +317,7 @@ def _placed(state, parts: Iterator[Tensor]):
 
 
 def _aligned(num_bytes: int) -> int:
-    """Round up to a multiple of 64, so that a tensor of any type can begin there."""
+    """Round a size up to a multiple of 64, so that a tensor of any type can begin behind it."""
     return (num_bytes + 63) // 64 * 64
 
 
@@ -430,10 +435,14 @@ def _save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) ->
 
 
 def _full_weights(policy: Policy) -> dict[str, Tensor]:
-    """Name -> weight, on the CPU of rank 0; {} on other ranks. A tied head is left out."""
+    """Name -> weight, on the CPU of rank 0; {} on other ranks.
+
+    An LM head is left out if it is tied to the embedding.
+    """
     tied = "lm_head.weight" if policy.model.config.tie_word_embeddings else ""
     weights = {}
-    for name, weight in parallel.stream_weights(policy):  # every rank must exhaust the stream
+    # Every rank must run the whole loop, because the ranks gather each weight together.
+    for name, weight in parallel.stream_weights(policy):
         if parallel.rank() == 0 and name != tied:
             weights[name] = weight.cpu()
     return weights

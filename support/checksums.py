@@ -21,7 +21,7 @@ from support.run_folder import read_json
 # and a restart drops only lines after that checkpoint.
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
-OF_MODEL = "checksums.json"  # name of the file in the folder of a model
+OF_MODEL = "checksums.json"  # file with the checksums of a model, in its folder
 BLOCK = 4 * 2**20  # bytes per read
 
 
@@ -124,8 +124,8 @@ class LogChecksums:
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
         """The checksum of the beginning of each log, as the content of logs.json. Raises: OSError.
 
-        Args: sizes: name of a log -> length of its beginning in bytes. No length may be smaller
-            than in the call before.
+        Args: sizes: name of a log -> length of its beginning in bytes. The digest of a log
+            cannot go back, so a later call must not give a smaller length.
         """
         record = {}
         for name, size in sizes.items():
@@ -140,7 +140,7 @@ class LogChecksums:
 def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
     """The names of the logs whose lines up to a checkpoint no longer match its checksums.
 
-    Returns: the names; [] if an older version wrote the checkpoint, without logs.json.
+    Returns: the names; [] if the checkpoint has no logs.json, which older versions did not write.
     Raises: UserError if a file cannot be read, or logs.json names a file that is not in LOGS."""
     path = checkpoint / "logs.json"
     if not path.is_file():

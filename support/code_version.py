@@ -1,6 +1,7 @@
 """Finds the commit of the code that runs, and how the code differs from this commit.
 
-`git checkout COMMIT` and `git apply out/RUN/code.diff` restore the code of a run.
+`git checkout COMMIT` and `git apply out/RUN/code.diff` restore the code of a run, unless
+code.diff was cut.
 """
 
 import re
@@ -36,7 +37,7 @@ class Change(NamedTuple):
 def git_commit() -> str | None:
     """The commit of this code, with "-dirty" if a tracked file has changed; None if git fails.
 
-    Changes of RESULTS do not count.
+    Changes of results and pages (RESULTS) do not count.
     """
     commit = _git("rev-parse", "HEAD")
     changed = _git(*DIFF, "--name-only", "HEAD", "--", ":/", *RESULTS)
@@ -48,9 +49,9 @@ def git_commit() -> str | None:
 def code_diff() -> str:
     """How the code differs from its commit, as one text for `git apply`; "" if equal or git fails.
 
-    The text covers tracked files except RESULTS. It also covers imported Python files that are not
-    tracked, if git does not ignore them. A text of more than MAX_CHARACTERS is cut, and its last
-    line says so.
+    The text covers tracked files except results and pages (RESULTS). It also covers imported Python
+    files that are not tracked, if git does not ignore them. A text of more than MAX_CHARACTERS is
+    cut, and its last line says so.
     """
     parts = [_git(*DIFF, "HEAD", "--", ":/", *RESULTS) or ""]
     for path in _imported_untracked():

@@ -18,13 +18,16 @@ PERIOD = 10
 # of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read their prompts,
 # and under 0.01 H(X) for models that did not.
 LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
-LOW_ENTROPY = 0.05  # entropy is low below this, in nats per token; p = (0.99, 0.01) has 0.056
+# Entropy is low below this, in nats per token. A choice between two tokens with probabilities 0.99
+# and 0.01 has an entropy of 0.056.
+LOW_ENTROPY = 0.05
 LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first value
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
-# PERIOD iterations, so ENTROPY_JUMP is larger. The gradient norm is not used as a sign: its level
-# was never above 10 times its first level in 48 runs that collapsed (studies/collapse/README.md).
-# If MI was not measured, `classify_regime` also uses STD_DROP and HIGH_SUCCESS.
+# PERIOD iterations, so ENTROPY_JUMP is larger. The gradient norm is not used as a sign: in 48 runs
+# that collapsed, its level was never above 10 times its median over the first PERIOD iterations
+# (studies/collapse/README.md).
+# While no MI has been measured, `classify_regime` uses STD_DROP and HIGH_SUCCESS instead of MI.
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
 HIGH_SUCCESS = 0.5  # at this success rate or above, a low std is no sign: success lowers the std
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by over this factor, unless both levels are low
@@ -55,7 +58,7 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 def new_warnings(history: Sequence[dict]) -> list[str]:
     """A sentence for each sign of collapse that the last row has and the row before it has not.
 
-    If a run collapses, its first warning, if any, mostly comes after success has fallen. This is
+    In most runs that collapse and have a warning, the first warning comes after success has fallen,
     too late to predict the collapse (studies/collapse/README.md).
     """
     before = signs_of_collapse(history[:-1])
@@ -92,8 +95,8 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
 
     Entropy and mutual information are those of the last measurement on thoughts of first turns. A
     measurement on a single prompt does not count, because its mutual information is always 0. If
-    there is no measurement, the metric `entropy` replaces the entropy of thoughts, and
-    `_shows_trap` replaces mutual information.
+    there is no measurement, the metric `entropy` replaces the entropy of thoughts, and mutual
+    information counts as low if `_shows_trap` is true.
 
     Args: history: the rows before `row`. Returns: the regime; None if no entropy is known.
     """

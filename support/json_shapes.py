@@ -1,4 +1,4 @@
-"""Checks the shape of JSON values from files that others may have written.
+"""Checks the shape of JSON values from files that other people may have written.
 
 A shape is one of:
 
@@ -23,11 +23,11 @@ WORDS = {
     float: "a finite number, not above 1e300",
 }
 LARGEST = 2**63
-LARGEST_FLOAT = 1e300  # a product with a factor up to 1e8 does not overflow
+LARGEST_FLOAT = 1e300  # this number times a factor up to 1e8 does not overflow
 
 
 def check_shape(value: Any, shape: Any, source: str) -> None:
-    """Check that a value has a shape. Raises: UserError that names the first wrong part."""
+    """Check that a value has the given shape. Raises: UserError that names the first wrong part."""
     mismatch = find_mismatch(value, shape)
     if mismatch:
         raise UserError(f"{source} does not have the expected content: {mismatch}")
@@ -61,7 +61,7 @@ def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
 
 
 def _parts_of_dict(value: dict, shape: dict, prefix: str) -> list[tuple]:
-    """(place, item, shape) for each key in the shape of a dict. A missing item is `...`."""
+    """(place, item, shape) for each item that `shape` names. For a missing item, item is `...`."""
     parts = []
     for key, item_shape in shape.items():
         if key is str:

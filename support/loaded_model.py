@@ -32,7 +32,7 @@ def check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that a tokenizer decodes what it encoded. Raises: UserError."""
+    """Check that a tokenizer encodes and decodes a sample text unchanged. Raises: UserError."""
     text = "assistant\nUp || 1"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)

@@ -1,7 +1,7 @@
 """Every metric of a training run: name, group, unit and meaning.
 
-A row of metrics.jsonl has exactly the keys of `metric_names(config)`. docs/metrics.md shows
-the same list. This command writes the page:
+A row of metrics.jsonl has exactly the keys that `metric_names(config)` lists. The page
+docs/metrics.md explains all metrics. This command writes the page:
 
     python -m support.metrics > docs/metrics.md
 """

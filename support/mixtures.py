@@ -14,7 +14,7 @@ from typing import NamedTuple
 from envs import find_class, make_env, split_options, split_spec
 from support.quotes import mask_quoted, split_unquoted
 
-SIGNS = (" ", "+", "*", "@", ">")  # separators in a mixture
+SIGNS = (" ", "+", "*", "@", ">")  # separators in mixtures and curricula
 STAGE = re.compile(r"(.*?)(?:@\s*(\d+)\s*)?", re.DOTALL)  # 'MIXTURE' or 'MIXTURE @50'
 PART = re.compile(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*")  # 'ENV' or '2*ENV'
 
@@ -88,7 +88,7 @@ def specs_that_run_programs(text: str) -> list[str]:
 
 
 def _parse_stages(text: str) -> list[Stage]:
-    """Read a curriculum, such as 'A @50 > B': A until iteration 50, then B."""
+    """Read a curriculum, such as 'A @50 > B': A in iterations 0 to 49, then B."""
     _check_quotes(text)
     parts = [STAGE.fullmatch(part).groups() for part in split_unquoted(text, ">")]
     ends = [float(end or "inf") for _, end in parts]
@@ -104,7 +104,7 @@ def _parse_stages(text: str) -> list[Stage]:
 
 
 def _check_quotes(text: str) -> None:
-    """Raise UserError if a text begins with the path of a Python file that needs quotes."""
+    """Raise UserError if a text begins with a path to a Python file, and this path needs quotes."""
     start, is_class, _ = text.partition(".py:")
     signs = [sign for sign in SIGNS if sign in start]
     if is_class and signs and Path(f"{start}.py").is_file():
@@ -115,7 +115,7 @@ def _check_quotes(text: str) -> None:
 
 
 def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> share: A -> 1/3, B -> 2/3 for 'A + 2*B'."""
+    """Spec -> share: 'A + 2*B' gives {A: 1/3, B: 2/3}."""
     weights = _weights_in(mixture, text)
     for spec in weights:
         make_env(spec)  # raises for an unknown environment
@@ -124,7 +124,7 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 
 
 def _weights_in(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> weight: A -> 1, B -> 2 for 'A + 2*B'. No environment is built."""
+    """Spec -> weight: 'A + 2*B' gives {A: 1, B: 2}. No environment is built."""
     weights: dict[str, float] = {}
     for part in split_unquoted(mixture, "+"):
         match = PART.fullmatch(mask_quoted(part))

@@ -1,11 +1,10 @@
 """Finds or downloads a model, and checks its files before a model is built from them.
 
-The checks import neither torch nor transformers, and run no code of the folder.
+The checks import neither torch nor transformers, and run no code from the model's folder.
 
 All supported models are decoders with rotary positions, causal attention over the whole context,
 and the module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`, `lm_head`.
-The models differ in other parts, such as biases and tied heads. Hugging Face's code computes these
-parts.
+Hugging Face's code computes the parts that differ between models, such as biases and tied heads.
 """
 
 from configurator import UserError
@@ -73,7 +72,7 @@ def find_model(name: str) -> str:
 
 
 def _looks_like_folder(name: str) -> bool:
-    """Whether a name begins with out/, its parent folder exists, or it is not like USER/MODEL."""
+    """Whether a name begins with out/, has an existing parent folder, or is not like USER/MODEL."""
     in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
     return in_known_folder or not HUB_NAME.fullmatch(name)
 
@@ -81,7 +80,7 @@ def _looks_like_folder(name: str) -> bool:
 def download(name: str) -> str:
     """Download a model from the Hugging Face hub. Returns: its folder in the local cache.
 
-    The hub is asked once, because the retries of transformers are long and silent.
+    This function asks the hub once, because a download by transformers retries long and silently.
     Raises: UserError if the model is not in the cache and cannot be downloaded.
     """
     from huggingface_hub import snapshot_download  # this import takes half a second

@@ -28,7 +28,7 @@ from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
-TIE = 1e-3  # nats; log-probs of a thought that differ by less count as equal
+TIE = 1e-3  # nats; two prompts tie if a thought's log-probs after them differ by no more
 EMA_DECAY = 0.9  # decay of the moving average of marginal_std, per measurement
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
@@ -77,7 +77,7 @@ def measure_collapse(
 
 def _last_value(history: Sequence[dict], name: str) -> float | None:
     for row in reversed(history):
-        value = row.get(name)  # rows of earlier versions do not have the newest metrics
+        value = row.get(name)  # rows from an earlier version of this code can lack the metric
         if value is not None:
             return value
     return None
@@ -164,7 +164,7 @@ class ThoughtScores(NamedTuple):
 
     logprobs: Tensor  # (J, I) float64, nats, sums over the tokens of thought i after prompt j
     lengths: Tensor  # (I,) int64, number of tokens of each thought
-    own_prompts: Tensor  # (I,) int64, row of `logprobs` with the own prompt of each thought
+    own_prompts: Tensor  # (I,) int64, for each thought the row of its own prompt in `logprobs`
 
 
 def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) -> ThoughtScores:
@@ -196,8 +196,8 @@ def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
     """Compute mutual information, entropies and retrieval.
 
     Mutual information and entropies without _seq in their name use the mean log-prob of a thought's
-    tokens, as in RAGEN-2. With _seq, they use the log-prob of the whole thought. So mi_seq is a
-    true mutual information, and mi is not.
+    tokens, as in RAGEN-2. Metrics with _seq in their name use the log-prob of the whole thought. So
+    mi_seq is a true mutual information, and mi is not.
 
     Returns: metric name without _first or _sampled -> value; docs/metrics.md explains the metrics.
     >>> logprobs = torch.tensor([[0.0, -99.0], [-99.0, 0.0]])
@@ -237,8 +237,8 @@ def _information(
 def _retrieval(logprobs: Tensor, own_prompts: Tensor) -> dict[str, float]:
     """How often a thought's own prompt is among the k prompts that make the thought likeliest.
 
-    Ties are averaged over all orders of the tied prompts. So a policy that ignores its prompts
-    scores exactly the chance level, min(k, J) / J.
+    If prompts tie, the result is the average over all orders of the tied prompts. So a policy that
+    ignores its J distinct prompts scores exactly the chance level, min(k, J) / J.
     """
     J, num_pairs = logprobs.shape
     matched = logprobs[own_prompts, torch.arange(num_pairs)]  # (I,)

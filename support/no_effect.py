@@ -10,8 +10,8 @@ train.py names settings that have no effect because of other settings. Overlays 
 of config/) are made for many experiments. So train.py names a setting of an overlay only if the
 setting switches a method on (METHOD_SWITCHES).
 
-Other commands name settings from the command line that they do not use. tools.sft also names
-settings from the command line that have no effect because of other settings. These commands name no
+Other commands name the command-line settings that they do not use. tools.sft also names the
+command-line settings that have no effect because of other settings. No command but train.py names
 settings from files, because the file of an experiment is for train.py.
 """
 
@@ -103,7 +103,7 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
         yield "clip_low clip_high", "tv_bound replaces the clip"
     kl_in_reward = config.has_kl_in_reward()
     trainer_scores = kl_in_reward or not config.mask_observations
-    # With vLLM recompute_old_logprobs has an effect: vLLM is not asked for log-probs.
+    # With vLLM, recompute_old_logprobs has an effect: if True, vLLM is not asked for log-probs.
     if trainer_scores and config.engine == "torch":
         why = "kl_in is reward" if kl_in_reward else "mask_observations is False"
         yield "recompute_old_logprobs", f"{why}, so the trainer computes them in any case"
@@ -113,9 +113,10 @@ def _one_step(config: Config) -> Iterator[Reason]:
     """Yield the settings that have no effect because an iteration makes one optimizer step.
 
     Before the first step, PPO's ratio is 1 if the trainer computes the old log-probs. Otherwise the
-    ratio is the mismatch of engine and trainer. In float32 this mismatch is far below every limit,
-    but in bfloat16 it may exceed the clip range of GSPO. Even with one step sequence_ratio may have
-    an effect: it removes the importance weights, which correct this mismatch."""
+    engine gives them, and the ratio is the mismatch of engine and trainer. In float32 this mismatch
+    is far below every limit, but in bfloat16 it may exceed the clip range of GSPO. Even with one
+    step, sequence_ratio may have an effect: it removes the importance weights, which correct this
+    mismatch."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return
@@ -147,14 +148,15 @@ def _estimator(config: Config) -> Iterator[Reason]:
         return
     yield "gamma", f"{estimator} does not discount tokens"
     if config.turn_level or config.state_weight:
-        return  # because turn_gamma discounts turns
+        return  # with either setting, turn_gamma discounts turns
     reason = f"{estimator} does not discount turns unless turn_level or state_weight is set"
     yield "turn_gamma", reason
     if config.reward_norm_over == "group":
         names = "reward_norm reward_norm_over"
         if config.reward_norm == "mean":
             yield names, f"{estimator} subtracts the mean of the group, too"
-        # With a KL in the reward, reward_norm has an effect: it divides the rewards, not the KL.
+        # With a KL in the reward, reward_norm has an effect: it normalises the rewards without the
+        # KL, and then grpo normalises rewards minus KL.
         kl_in_reward = config.has_kl_in_reward()
         if config.reward_norm == "mean_std" and config.estimator == "grpo" and not kl_in_reward:
             yield names, f"{estimator} normalises in the same way"

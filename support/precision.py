@@ -26,16 +26,17 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
 def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """Round to a 16-bit type, up or down at random, so that the expected value is exact.
 
-    Rounding to the nearest number would drop every change of less than half a step. In bfloat16, a
-    weight near 0.03 has steps of 1.2e-4. Values that the 16-bit type can hold do not change.
+    Rounding to the nearest number would drop every change of less than half the gap between
+    neighbouring 16-bit numbers. In bfloat16, this gap is 1.2e-4 for a weight near 0.03. Values that
+    the 16-bit type can hold do not change.
 
     Args:
         values: float32.
         dtype: bfloat16 or float16. In float16, numbers within 6e-5 of 0 are rounded to the nearest.
-        seed: for the random thresholds of rounding up, one for each position. Calls with the same
-            seed have the same thresholds, so the rounded value of a growing weight never falls.
+        seed: gives each position a random threshold for rounding up. Calls with the same seed have
+            the same thresholds, so the rounded value of a growing weight never falls.
     """
-    num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: bfloat16 16, float16 13
+    num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: 16 (bfloat16), 13 (float16)
     generator = torch.Generator(values.device).manual_seed(seed)
     noise = torch.randint(
         2**num_dropped,

@@ -21,9 +21,9 @@ from support.time_limit import EnvError, call_with_timeout
 # Building an environment must not be random. To check this, NUM_BUILDS builds are compared. If a
 # build is one of two equally likely variants, 4 builds reveal this in 7 of 8 cases.
 NUM_BUILDS = 4
-NUM_GAMES = 3  # evaluation games to try, until one of them can be played
+NUM_GAMES = 3  # at most this many evaluation games are tried for a playable first turn
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-# CUDA version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
+# CUDA major version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
 MIN_DRIVERS = {"12": 525, "13": 580}
 MEMORY_FILE = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
@@ -47,7 +47,7 @@ def check_installed(config: Config) -> None:
 
 
 def check_wandb(project: str) -> None:
-    """Check that W&B can be used, if a project is given. Raises: UserError."""
+    """If a W&B project is given, check its name and that wandb is installed. Raises: UserError."""
     if not project:
         return
     illegal = set(project) & set("/\\#?%:")
@@ -84,7 +84,7 @@ def check_driver(cuda_version: str | None) -> None:
 
 
 def free_cpu_memory() -> int:
-    """Bytes of CPU memory that this process can still take without swapping.
+    """Estimate how many bytes of CPU memory this process can still take without swapping.
 
     The result is the smallest of three limits: free memory of the machine (on macOS: all memory),
     free memory of the container (cgroup v2), and `ulimit -v`.
@@ -109,7 +109,7 @@ def free_cpu_memory() -> int:
 # ---------- environments
 
 
-@lru_cache(maxsize=256)  # a script reads its command line twice (`run_main`)
+@lru_cache(maxsize=256)  # scripts read their command line twice (see `run_main`), but check once
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
     """Build an environment several times, start a game in each build, and try an action in one.
 

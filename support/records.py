@@ -1,7 +1,7 @@
 """Trajectories as texts and in JSON-lines files.
 
 A run writes trajectories.jsonl, eval_start.jsonl and eval_final.jsonl. eval.py and scripts
-that share its options write the file of --jsonl.
+that share its options write the file named by --jsonl.
 """
 
 from __future__ import annotations
@@ -154,9 +154,10 @@ def turn_record(turn: Turn, tokenizer) -> dict:
 def note_filter(
     trajectories: Sequence[Trajectory], values: Tensor, groups: Tensor, group_size: int
 ) -> None:
-    """Store in each trajectory whether the filter kept its group, and the filter's value for it.
+    """Store in each trajectory whether the filter kept its group, and the group's filter value.
 
-    Args: values: (P,), by which the filter ranks groups; groups: indices of the kept groups."""
+    Args: values: (P,), one per group; the filter ranks groups by these values; groups:
+        indices of the kept groups."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
         group = index // group_size
@@ -181,8 +182,8 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
     """Write a line for each trajectory, with the name and the entropy of its `Scores`.
 
-    Args: rows: name -> `Scores`. A name is that of a policy or player in eval.py, and that
-        of an environment in train.py."""
+    Args: rows: name -> `Scores`. Each name stands for a policy or player if eval.py writes
+        the file, and for an environment if train.py does."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}

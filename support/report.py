@@ -75,7 +75,7 @@ def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, 
 
 
 def describe_step(row: dict, num_iterations: int, left_s: float) -> str:
-    """The printed line of an iteration. Args: left_s: seconds until the run ends."""
+    """The printed line of an iteration. Args: left_s: estimated seconds until the run ends."""
     parts = []
     for key, form in PRINTED.items():
         value = math.nan if row[key] is None else row[key]
@@ -168,7 +168,7 @@ def next_steps_hint(config: Config) -> str:
     for key in ("env", "eval_env"):
         value = getattr(config, key)
         # If an environment can run programs or read files, eval.py does not take it from the run's
-        # saved settings. So the printed command names it.
+        # saved settings. So the printed command names the environment.
         if specs_that_run_programs(value):
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

@@ -109,7 +109,7 @@ class Run:
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        # Evaluations up to this iteration had other prompts or rules than now.
+        # The last iteration whose evaluation had other prompts or rules than `config`; 0 for none.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def report_if_finished(self) -> bool:
@@ -219,8 +219,8 @@ class Run:
     def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
         """Whether to write trajectories of this iteration.
 
-        The size limit of trajectories.jsonl grows with the iterations up to MAX_SAMPLE_BYTES. So a
-        long run is recorded up to its end."""
+        The size limit of trajectories.jsonl grows with the iterations up to MAX_SAMPLE_BYTES.
+        Otherwise the early iterations of a long run could fill the file."""
         config = self.config
         step = self.learner.step
         if not config.sample_every:
@@ -244,7 +244,7 @@ class Run:
     # ---------- the end
 
     def is_over(self) -> bool:
-        """Whether the run is complete."""
+        """Whether all iterations are done, or early_stop ends the run."""
         return self._is_over(self.history)
 
     def finish(
@@ -380,12 +380,12 @@ def is_due(every: int, step: int) -> bool:
 
 
 def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
-    """The success of the policy in best/. A later policy replaces it only with a higher success.
+    """The success of the policy in best/. Only a policy with a higher success replaces this policy.
 
     Args: history: rows of metrics.jsonl; `eval_success` is None if the evaluation had other prompts
         or rules than now.
-    Returns: the success, or -1 if `history` has none or best/ is lost; a sentence if best/ is lost,
-        else ""."""
+    Returns: success and sentence. The success is -1 if `history` has none or best/ is lost. The
+        sentence is "" unless best/ is lost."""
     known = {}
     for row in history:
         if row["eval_success"] is not None:
@@ -401,6 +401,7 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # The success of best/ is unknown if an older version saved best/ without its iteration, or if a
-    # restart dropped the row of this iteration. Then the highest known success counts.
+    # The success of best/ is unknown if an older version saved best/ without its iteration, if a
+    # restart dropped the row of this iteration, or if this row's evaluation had other prompts or
+    # rules. Then the highest known success counts.
     return known.get(step, max(known.values())), ""

@@ -28,7 +28,7 @@ from support import code_version
 from support.json_shapes import check_shape
 
 # A run may continue with other values of these settings, because they do not change an update.
-# CHANGES_THROUGH has the exceptions.
+# For some of them, the dict CHANGES_THROUGH below sets a condition.
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -65,7 +65,7 @@ OPENED_FILES = (
     "wandb_id",
     "view.html",
 )
-MODELS = ("model", "model-[0-9]*")  # models of tools.sft and of pretrain.py
+MODELS = ("model", "model-[0-9]*")  # glob patterns: model folders of tools.sft and pretrain.py
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the iteration
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
@@ -84,8 +84,8 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
         accept_changes: True if the run in out_dir may have other settings than `config`.
         flag: the option with which the user accepts changes, for the error message; "" for none.
     Raises: UserError if out_dir cannot be a folder or cannot be written. UserError if out_dir holds
-        files but no run, a link in place of a file of the run, a run of another command, or,
-        unless `accept_changes`, a run with other settings.
+        files but no run, a link in place of a file of the run, or a run of another command. Unless
+        `accept_changes`: UserError if out_dir holds a run with other settings (`changed_settings`).
     """
     out_dir = Path(config.out_dir)
     try:
@@ -124,10 +124,10 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
 
 def _check_entries(out_dir: Path) -> None:
-    """Check the entries that a run would open.
+    """Check the files and folders in out_dir that a run would open.
 
-    Raises: UserError for a link, for anything but a plain file in place of a file, and for anything
-        but a folder in place of a folder."""
+    Raises: UserError if one of them, or an entry of a model folder, is a link. UserError if one of
+        OPENED_FILES is not a plain file, or one of OPENED_FOLDERS is not a folder."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:
@@ -191,7 +191,7 @@ def save_config(
 
 
 def save_code_diff(path: Path) -> None:
-    """Write how the code differs from its commit. Without a difference, remove the file."""
+    """Write how the code differs from its commit. If it does not, remove an older file."""
     diff = code_version.code_diff()
     if not diff:
         path.unlink(missing_ok=True)
@@ -394,7 +394,7 @@ def parse_json(text: str, shape: Any, source: str) -> Any:
 
 
 def read_json(path: Path, shape: Any) -> Any:
-    """Read a JSON file. Raises: UserError if it cannot be read or has another shape."""
+    """Read a JSON file. Raises: UserError if it is unreadable, not JSON, or not of this `shape`."""
     return parse_json(read_text(path), shape, str(path))
 
 

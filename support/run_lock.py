@@ -120,9 +120,10 @@ class Interruption:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Whether any rank received a signal. All ranks must call this function.
+        """Whether any rank received a signal. All ranks must call this, because it sums over ranks.
 
-        After a signal it also stops the timer, because saving may take longer than `grace_s`.
+        After a signal, the function also stops the timer, because saving the checkpoint may take
+        longer than `grace_s`.
         """
         received = torch.tensor(float(self.timer is not None))
         parallel.all_reduce_sum(received)

@@ -53,10 +53,10 @@ class Row(NamedTuple):
 
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The metrics of `summarize`, error_frac and pass@k.
+    """Compute error_frac, pass@k, and the metrics of `summarize`.
 
-    pass@k is a mean over prompts. Let n be the smallest number of samples of a prompt. Then k is
-    2, 4, 8, ... up to n, and n itself if n > 1."""
+    pass@k is a mean over prompts. Let n be the number of samples of the prompt with the fewest
+    samples. Then k is 2, 4, 8, ... up to n, and n itself if n > 1."""
     successes = successes_by_prompt(trajectories)
     # In a replay, some prompts can have more samples than others.
     samples = min(len(won) for won in successes.values())
@@ -83,7 +83,8 @@ def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, .
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute the metrics of support/metrics.py that are means over trajectories or turns.
 
-    Also compute thought_true_frac, a mean over the checked sentences of thoughts.
+    Also compute thought_true_frac, the share of true sentences among the checked sentences of
+    thoughts.
     """
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
@@ -133,7 +134,7 @@ def score_table(rows: dict[str, Scores]) -> str:
             cells.append(f"{100 * metrics[key]:.1f}" if key in metrics else "-")
         for key in COLUMNS:
             known = key in metrics
-            if key == "response_length":  # players that answer in text have no tokens
+            if key == "response_length":  # 0 for a reference player: it has no tokens
                 known = metrics[key] > 0
             cells.append(f"{metrics[key]:.2f}" if known else "-")
         lines.append(cells)
@@ -146,7 +147,7 @@ def score_table(rows: dict[str, Scores]) -> str:
 
 
 def budget_notes(rows: dict[str, Scores]) -> str:
-    """One line for each row that has a `budget_note`; "" if no row has one."""
+    """One line for each row for which `budget_note` returns a note; "" if there is none."""
     lines = []
     for name, scores in rows.items():
         note = budget_note(scores.metrics)

@@ -20,7 +20,8 @@ WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkp
 class Method(NamedTuple):
     """What models must have in common to be seeds of one method."""
 
-    folder: str  # name of the model's folder: a last policy (policy/) is not pooled with a best/
+    # Name of the model's folder. Models in policy/ (last) are not pooled with models in best/.
+    folder: str
     settings: Config  # without seed
     earlier: tuple[Earlier, ...]  # settings before restarts, without seed
 
@@ -35,10 +36,10 @@ class Pools(NamedTuple):
 def pool_seeds(models: dict[str, str]) -> Pools:
     """Group the models whose runs are seeds of one method.
 
-    Args: models: row of the table -> model, a folder such as out/sokoban/policy or a name on a hub.
-        The settings come from config.json in the folder of the run, out/sokoban.
+    Args: models: name -> model, a folder such as out/sokoban/policy or a name on a hub. The
+        settings of a model are in config.json in the folder of its run, here out/sokoban.
     """
-    pools: dict[Method, dict[int, str]] = {}  # method -> seed -> name
+    pools: dict[Method, dict[int, str]] = {}  # method -> seed -> key of `models`
     notes = []
     for name, folder in models.items():
         settings = settings_of_model(folder)
@@ -61,7 +62,9 @@ def pool_seeds(models: dict[str, str]) -> Pools:
 
 
 def without_seed(config: Config) -> Config:
-    """Return the settings, with defaults for the seed and for the settings of WITHOUT_EFFECT.
+    """Return settings that are equal for all seeds of one method.
+
+    The seed and the settings in WITHOUT_EFFECT get their defaults.
 
     A run after SFT starts from the model of an SFT run with the same seed, such as out/sft_s1/model
     for seed 1. `_s1` only names the seed, so it is dropped from the path.

@@ -36,9 +36,9 @@ EVALUATION_READS = (
 
 
 class Earlier(NamedTuple):
-    """Settings that a run no longer has."""
+    """The settings of an earlier stretch of iterations."""
 
-    until: int  # the last iteration that was made with them
+    until: int  # the last iteration of the stretch
     settings: Config
 
 
@@ -72,7 +72,7 @@ def earlier_when_continued(out_dir: Path, config: Config, step: int) -> list[Ear
 
 
 def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
-    """A sentence about each change: "until iteration 4: clip_high was 0.2 and is now 0.4"."""
+    """A sentence for each Earlier: "until iteration 4: clip_high was 0.2 and is now 0.4"."""
     sentences = []
     for until, settings in earlier:
         phrases = changed_settings(settings, config) or ["the settings were the present ones"]
@@ -100,7 +100,9 @@ def _evaluation_of(config: Config) -> tuple:
 
 
 def without_old_evaluations(rows: Sequence[dict], last_old: int) -> list[dict]:
-    """The rows of metrics, with eval_success = None up to iteration `last_old`."""
+    """The rows of metrics, with eval_success = None up to iteration `last_old`.
+
+    These evaluations may have had other prompts or rules than now."""
     kept = []
     for row in rows:
         kept.append({**row, "eval_success": None} if row["step"] <= last_old else row)

@@ -2,10 +2,10 @@
 
 A seed is one training run. An instance is one start of a game, such as a map. The intervals are for
 the mean over all seeds and all instances that could have been drawn. The error of a measured mean
-has two parts, from the choice of instances and from the choice of seeds. The half-width of the
-second part uses quantiles of Student's t. `rate_interval`, `difference_interval` and
-`mean_over_seeds` add the squares of the two half-widths (the method MOVER of Zou and Donner,
-https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the choice of instances.
+has two parts, from the choice of instances and from the choice of seeds. The half-width for the
+choice of seeds uses quantiles of Student's t. `rate_interval`, `difference_interval` and
+`mean_over_seeds` add the squares of the half-widths of both parts (the method MOVER of Zou and
+Donner, https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the choice of instances.
 
 tests/test_statistics.py simulates how often the intervals contain the true value.
 """
@@ -35,13 +35,13 @@ def rate_interval(wins: ndarray) -> Interval:
     For one seed with one game per instance, the result is the Wilson interval of n trials. The
     interval is widened, if needed, to contain the measured rate of each seed.
 
-    The interval contains the true mean too rarely if a few seeds are far from the rest. Example:
-    each seed ends at 10 % with probability 1/5, else at 80 %. For this example, the table says how
-    often the intervals contain the true value in 20,000 simulated experiments with 256 instances.
-    The last column is for the difference to a player that wins half of its games. Half of the
-    experiments with three seeds have no seed at 10 %, and their interval is usually too high.
-    In the other half the reader sees the seed at 10 %, because `percent` writes each seed's mean
-    beside the interval.
+    If a small share of all possible seeds is far from the rest, the interval contains the true mean
+    too rarely. Example: each seed ends at 10 % with probability 1/5, else at 80 %. For this
+    example, the table says how often the intervals contain the true value in 20,000 simulated
+    experiments with 256 instances. The last column is for the difference to a player that wins half
+    of its games. Half of the experiments with three seeds have no seed at 10 %, and their interval
+    is usually too high. The other half have a seed at 10 %. Its mean is visible, because `percent`
+    writes each seed's mean beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -62,8 +62,9 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # The mean of the rates of the n instances is as exact as the mean of num_games independent
-    # games. num_games is above n if these rates vary less than the results of single games.
+    # Wilson's interval is for independent games. The mean over the n instances is as exact as the
+    # mean of num_games independent games. num_games is above n if the rates of the instances vary
+    # less than the results of single games.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -74,8 +75,8 @@ def rate_interval(wins: ndarray) -> Interval:
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
     """`rate_interval` of S seeds that played each prompt once, if only their rates are known.
 
-    Which prompts a seed solved is not known. The function assumes that of two seeds, the one with
-    the higher rate solved all prompts that the other solved. This gives the widest interval.
+    Which prompts a seed solved is not known. The function assumes that a seed solved all prompts
+    that seeds with lower or equal rates solved. This assumption gives the widest interval.
 
     Args:
         rates: (..., S) success rates.
@@ -233,7 +234,7 @@ def percent(scores: ndarray, low: float, high: float) -> str:
 
 
 def rate_text(wins: ndarray) -> str:
-    """`percent` of success rates, with their `rate_interval`.
+    """Success rates in %: mean, `rate_interval` and each seed's mean (see `percent`).
 
     Args: wins: (S, n), see `rate_interval`.
     >>> rate_text(np.array([[1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]))
@@ -244,7 +245,7 @@ def rate_text(wins: ndarray) -> str:
 
 
 def difference_text(a: ndarray, b: ndarray) -> str:
-    """`percent` of the differences a - b, with their `difference_interval`.
+    """Differences a - b in %: mean, `difference_interval` and each seed's mean (see `percent`).
 
     Args: a, b: see `difference_interval`.
     >>> difference_text(np.ones((1, 98)), np.zeros((1, 98)))
@@ -296,7 +297,7 @@ def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, nda
     """The mean of S seeds and the half-width of its 95 % interval.
 
     The half-width has two parts: one combines the seeds' `half_widths`, the other covers the choice
-    of seeds. The squares of the parts are added (the method MOVER).
+    of seeds. The half-width is the root of the sum of the squares of its parts (the method MOVER).
 
     Args:
         values, half_widths: (S, ...), one for each seed.

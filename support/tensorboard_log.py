@@ -1,4 +1,4 @@
-"""Writes the event file of a run for TensorBoard."""
+"""Writes the event files of a run for TensorBoard."""
 
 from configurator import Config, printable
 
@@ -22,8 +22,8 @@ class Board:
     After an error, the run goes on without TensorBoard.
 
     Args:
-        first_step: the first iteration of this file. From this iteration on, TensorBoard ignores
-            older files.
+        first_step: the first iteration of this file. TensorBoard ignores what older files hold for
+            this iteration and later ones.
         config: the settings for the tabs HPARAMS and TEXT."""
 
     def __init__(self, folder: Path, first_step: int, config: Config):

@@ -64,7 +64,7 @@ def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Co
 
 
 def refuse_arguments(argv: Sequence[str]) -> None:
-    """Check that a script without arguments was given none. Raises: UserError."""
+    """Check that no arguments were given to a script that takes none. Raises: UserError."""
     if argv:
         raise UserError(f"expected no arguments, got {' '.join(argv)}")
 
@@ -76,7 +76,7 @@ def accept_all_characters() -> None:
     errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
     for name, rule in errors.items():
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # tests replace the streams
+        if isinstance(stream, io.TextIOWrapper):  # in tests, a stream may have another type
             stream.reconfigure(errors=rule)
 
 
@@ -99,7 +99,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
             raise
         raise UserError("some code called sys.exit() before the command was finished") from error
     except BrokenPipeError as error:
-        # Python flushes stdout at its end. On the closed pipe, the flush would fail again.
+        # Python flushes stdout when the process ends. On the closed pipe, the flush would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UserError("the program that reads the output has ended, as head does") from error
     except OSError as error:
@@ -151,7 +151,9 @@ def help_text(doc: str, kind: type[Config] = Config) -> str:
 
 
 def setting_help(key: str, kind: type[Config] = Config) -> str:
-    """Return the line of a setting in `help_text`. Raises: UserError for an unknown setting."""
+    """Return the line of `help_text` that describes a setting.
+
+    Raises: UserError for an unknown setting."""
     lookup_type(key, {field.name: FIELD_TYPES[field.name] for field in fields(kind)}, "--help")
     lines = help_text("", kind).splitlines()
     return next(line.strip() for line in lines if line.startswith(f"  --{key}="))

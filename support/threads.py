@@ -10,7 +10,7 @@ MAX_THREADS = 64  # in `call_all`
 
 
 def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterator[Any]:
-    """Call a function for each item in threads. Yields: the results, in the order of the items.
+    """Call a function in threads, once for each item. Yields: the results, in the order of `items`.
 
     With ThreadPoolExecutor, the process would wait after Ctrl-C for each call that hangs."""
     waiting: SimpleQueue = SimpleQueue()
@@ -43,7 +43,7 @@ def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
     """Call functions one after the other, or in threads if `at_once`.
 
     Returns: the results, in the order of `calls`.
-    Raises: the error of the first of `calls` that failed."""
+    Raises: the error of the failed call that comes first in `calls`."""
     if not at_once:
         return [call() for call in calls]
     return list(map_in_threads(lambda call: call(), calls, MAX_THREADS))

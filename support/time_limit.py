@@ -38,7 +38,9 @@ class EnvError(Exception):
 
 
 class TimeUp(BaseException):
-    """The time is over. TimeUp is no Exception, so "except Exception" does not catch it."""
+    """The time limit of a call is over.
+
+    TimeUp is no subclass of Exception, so "except Exception" does not catch TimeUp."""
 
 
 def time_out(limit_s: float) -> str:
@@ -74,8 +76,8 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
     """Yield the items of an iterator, with a time limit for each batch of items.
 
-    A limit for each item would take longer to set than the item takes to make. A batch ends with
-    the first item after CHUNK_S seconds.
+    Setting a limit for each item would take longer than making the item. A batch ends with the
+    first item after CHUNK_S seconds.
     Raises: EnvError if a batch exceeds the limit. Other errors are raised unchanged."""
 
     def next_items() -> list:
@@ -104,9 +106,9 @@ def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
 class TimeLimit:
     """A context in the main thread that raises TimeUp after `limit_s` seconds.
 
-    From then on TimeUp is raised every REPEAT_S seconds, because the code may catch it. If the code
-    still runs LAST_RESORT_S seconds after the limit, the process prints where it hangs and ends
-    with exit code 1."""
+    After the limit, TimeUp is raised every REPEAT_S seconds, because the code inside the context
+    may catch TimeUp. If the code still runs LAST_RESORT_S seconds after the limit, the process
+    prints where it hangs and ends with exit code 1."""
 
     active: list["TimeLimit"] = []  # outermost first
 
@@ -132,7 +134,7 @@ class TimeLimit:
             raise TimeUp
 
     def stop(self) -> None:
-        """End the limit, cancel an alarm that the code set, and restore the signal handlers."""
+        """End the limit, cancel an alarm of the called code, and restore the signal handlers."""
         if self not in TimeLimit.active:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -147,13 +149,13 @@ class TimeLimit:
 
 
 def _raise_time_up(*_) -> None:
-    """The handler of RING. A signal that arrives after the end of the call does nothing."""
+    """Handle the signal RING. After the end of the limited call, the signal does nothing."""
     if any(limit.has_rung for limit in TimeLimit.active):
         raise TimeUp
 
 
 class Watchdog:
-    """A thread that sends RING to the main thread whenever an active time limit is over.
+    """A thread that sends the signal RING to the main thread whenever an active time limit is over.
 
     The two threads share no lock, because TimeUp may interrupt the main thread while it holds a
     lock."""
@@ -202,7 +204,7 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
         KeyboardInterrupt is raised unchanged."""
     try:
         return limit_time(limit_s, call, *args, **options)
-    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp comes from an outer call
+    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp: an outer time limit is over
         raise
     except BaseException as error:
         raise EnvError(describe_error(error)) from error

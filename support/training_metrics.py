@@ -106,7 +106,7 @@ def mean_over_steps(
     A step counts in proportion to its response tokens. So a mean over the tokens of each mini-batch
     becomes a mean over all tokens. (observation_nll is averaged in the same way, although it is a
     mean over observation tokens.) For gradient norms all steps count equally. logprob_diff_* are
-    those of the first step, because engine and trainer have the same model weights before it.
+    taken from the first step alone, because only there do engine and trainer have equal weights.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, tokens_per_step=[1, 3])
     {'entropy': 1.5, 'grad_norm': 1.5}
@@ -125,9 +125,10 @@ def mean_over_steps(
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant.
+    """1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 if all values are equal.
 
-    Args: values (R,), returns (R,). Returns: float <= 1; 0.0 if the returns have no variance.
+    Args: values (R,), returns (R,): of R response tokens.
+    Returns: float <= 1; 0.0 if the returns have no variance.
     Source: CleanRL's PPO metrics, https://docs.cleanrl.dev/rl-algorithms/ppo/.
     >>> explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))
     0.75

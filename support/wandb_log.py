@@ -35,7 +35,8 @@ FINISH_TIMEOUT_S = 300
 class WandbLog:
     """Writes the log of a run to Weights & Biases, online or offline.
 
-    If W&B does not start, the training run ends. After a later error, it goes on without W&B.
+    If W&B does not start, the training run ends. After a later error of W&B, the training
+    run goes on without W&B.
 
     Args: first_step: the first iteration of this process. If it is 1, a new W&B run begins;
         otherwise the earlier W&B run continues, if there is one.
@@ -109,9 +110,9 @@ class WandbLog:
         reason = printable(" ".join(str(error).split()))
         print(f"W&B gets no more data ({reason}); metrics.jsonl has all metrics", flush=True)
         self.run = None
-        # wandb's exit function calls its background process, and prints a traceback if this process
-        # was killed. `_tear_down` makes the same call and hides the error. It runs before wandb's
-        # function, because Python runs exit functions in the reverse order of their registration.
+        # wandb's exit function calls wandb's background process, and prints a traceback if the
+        # background process was killed. `_tear_down` makes the same call and hides the error.
+        # `_tear_down` runs first, because Python runs the newest exit function first.
         atexit.register(self._tear_down)
 
     def _tear_down(self) -> None:
@@ -134,7 +135,9 @@ def run_id(path: Path, is_new: bool) -> str:
 
 
 def table_row(step: int, trajectory: Trajectory) -> list:
-    """The cells of a trajectory in the W&B table. Control characters in its texts are escaped."""
+    """The cells of a trajectory in the W&B table.
+
+    Control characters are escaped, except line ends in the transcript."""
     return [
         step,
         printable(trajectory.env),
@@ -147,7 +150,9 @@ def table_row(step: int, trajectory: Trajectory) -> list:
 
 
 def make_page(out_dir: Path) -> Path | None:
-    """Write the page of the run with tools.view. Returns: its path, or None if that fails."""
+    """Write the page of the run with tools.view.
+
+    Returns: the path of the page, or None if tools.view fails."""
     command = [sys.executable, "-m", "tools.view", str(out_dir.resolve())]
     try:
         done = subprocess.run(

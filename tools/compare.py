@@ -7,8 +7,8 @@
     python -m tools.compare out/a* vs out/b* --out=out/a_b     # writes out/a_b.md, .csv, .png, .pdf
 
 An arm is one method: finished runs that differ only in the seed. All arms must be scored on the
-same prompts. By default, the command writes out/comparisons/A_vs_B.md, .csv, .png and .pdf. The
-95 % intervals are over prompts and seeds (support/statistics.py).
+same prompts. Without --out, the command writes the files A_vs_B.md, .csv, .png and .pdf in
+out/comparisons/. The 95 % intervals are over prompts and seeds (support/statistics.py).
 """
 
 from configurator import UserError, printable, read_option
@@ -26,9 +26,9 @@ class Command(NamedTuple):
     """A parsed command line."""
 
     groups: list[list[Path]]  # the runs of each arm
-    threshold: float | None  # success in per cent; None: `highest_shared_level`
+    threshold: float | None  # success in %; None: the highest multiple of 5 that all runs reach
     out: str  # path of the files to write, without .md etc.; "" means out/comparisons/A_vs_B
-    left_out: list[str]  # arguments that are files
+    left_out: list[str]  # arguments that are files, not folders of runs
 
 
 def read_command(argv: Sequence[str]) -> Command:
@@ -313,8 +313,9 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
 def code_lines(arms: Sequence[Arm]) -> list[str]:
     """Return a section on the uncommitted changes to the code of the runs; [] if there are none.
 
-    A table shows the files whose changes differ between runs. The list below the table says for
-    each run with changes which file holds them as a diff, or that they were not saved."""
+    A table shows the files whose changes differ between runs. Below the table, a list
+    names each run with changes, and the file that holds the changes as a diff. If a run did not
+    save its changes, the list says so."""
     runs = [run for arm in arms for run in arm.runs]
     if all(run.code_diff == "" for run in runs):
         return []

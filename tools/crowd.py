@@ -1,10 +1,10 @@
 """The crowd: scripted players of FrozenLake and Sokoban.
 
-The tiny base model is pretrained on games of these players:
+The corpus of the tiny base model (studies/base_model) has games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
 - careful: like greedy, but does not move straight into a hole or push a box into a corner if it can
-  avoid this. Each hole into which a move may slip counts as one more cell of distance to the goal.
+  avoid this. Each hole where a slip would end counts as one more cell of distance to the goal.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
   drawn again in each turn.
 
@@ -34,7 +34,7 @@ from worlds.sokoban_rooms import manhattan_distance
 SEED_CROWD = 15  # makes the random streams of this file differ from those of other files
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MAX_RANDOM_SHARE = 0.2  # each game draws the probability of random turns from [0, this)
+MAX_RANDOM_SHARE = 0.2  # each game draws a probability of random turns below this value
 LONGEST_PLAN = 3  # actions; longer plans are slow to compute on slippery ice
 
 # The cost of a move; the lowest is best. A later number counts only if the earlier ones are equal.
@@ -49,7 +49,7 @@ class Player(NamedTuple):
 
 
 def draw_player(rng: np.random.Generator, planners: float) -> Player:
-    """Draw the player of a game and its share of random turns.
+    """Draw the player of a game, and the probability that a turn has random actions.
 
     Args: planners: probability that the planner plays."""
     name = "planner"
@@ -59,8 +59,8 @@ def draw_player(rng: np.random.Generator, planners: float) -> Player:
 
 
 def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> str:
-    """Return a reply: a true thought and the player's actions. With probability `player.errors`,
-    the actions are random."""
+    """Return a reply: a thought of true sentences, and the player's actions. With probability
+    `player.errors`, the actions are random."""
     name = "random" if rng.random() < player.errors else player.name
     actions = turn_actions(name, episode, rng)
     thought = " ".join(episode.env.statements())
@@ -113,7 +113,7 @@ def careful(env: Grid, rng: np.random.Generator) -> str:
 
 def lake_cost(env: FrozenLake, index: int) -> Cost:
     """Return the cost of a move: whether it enters a hole, then the distance to the goal plus the
-    number of holes into which the player may slip."""
+    number of holes where a slip would end. These holes count even on ice without slips."""
     ahead, *sides = [lake_neighbour(env.size, env.player, (index + i) % 4) for i in (0, -1, 1)]
     slips = sum(side in env.holes for side in sides)
     distance = manhattan_distance(env.size, ahead, env.goal)
@@ -121,7 +121,8 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return the cost of a move: whether a box is stuck after it, then `Sokoban.cost_after`."""
+    """Return the cost of a move: whether it leaves a box stuck in a corner, then the distances
+    of `Sokoban.cost_after`."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:

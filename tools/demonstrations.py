@@ -2,8 +2,9 @@
 
 The thoughts of scripted players are true sentences about the state. The setting `sft_player`
 selects the player:
-- shortest: takes the actions of `Env.demonstrate`, mostly one a turn. They are often a shortest
-  path. Some environments choose them so that RL has more to learn: in FrozenLake they ignore slips.
+- shortest: takes the actions of `Env.demonstrate`, mostly one a turn. These actions often follow a
+  shortest path. Some environments choose actions that leave RL more to learn: in FrozenLake, the
+  actions ignore slips.
 - planner: plays optimally under the limits of turns and actions (`Env.plan`).
 - crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """
@@ -80,7 +81,7 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
     # The instance is drawn with the seed `path`. The 1 makes the player's random numbers differ
-    # from those of the instance. numpy would ignore a 0.
+    # from those of the instance. A 0 would not, because numpy ignores zeros at the end of a seed.
     rng = np.random.default_rng([*path, 1])
     if config.sft_player == "crowd":
         write = partial(crowd_reply, episode, draw_player(rng, config.sft_planners), rng)
@@ -98,9 +99,9 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
     A demonstration is left out if its game fails, if a reply is too long, or if the first turn does
-    not fit. At most the fraction max_error_frac may be left out. If this is less than one
-    demonstration, one may be left out, because a restart would play the same game and fail again.
-    With max_error_frac=0, none may be left out.
+    not fit. At most the fraction max_error_frac may be left out. If this fraction is less than one
+    demonstration, one may still be left out, because a restart would play the same game and fail
+    again. With max_error_frac=0, none may be left out.
 
     Raises: UserError with the first fault if too many demonstrations, or all, would be left out."""
     demonstrations = []
@@ -158,8 +159,8 @@ def check_player(env: Env, player: str) -> None:
 
 
 def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> str:
-    """Return a reply: a true thought and the player's actions. With probability `noise`, the
-    actions are random."""
+    """Return a reply: a thought of true sentences, and the player's actions. With probability
+    `noise`, the actions are random."""
     config = episode.config
     env = episode.env
     most = min(config.sft_actions, config.actions_per_turn, env.actions_left)
@@ -184,7 +185,7 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
     With `context_turns` nothing is dropped, because each turn has a context of its own.
 
     Raises: UserError if a reply is longer than max_response_tokens, or if the first turn does not
-        fit."""
+        fit. With `context_turns`, the first turn is not checked."""
     longest = max(len(turn.response_ids) for turn in trajectory.turns)
     if longest > config.max_response_tokens:
         raise UserError(
@@ -211,8 +212,8 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
     """Write the demonstrations of these settings as lines of JSON. Returns: their number.
 
-    The lines of eval.py --jsonl have these keys and more. So sft_file can name a file of eval.py,
-    too, but only with sft_eval_games=True, because its games are on evaluation prompts."""
+    eval.py --jsonl writes lines with the same keys and more. So sft_file can name a file of
+    eval.py, too, but only with sft_eval_games=True, because its games are on evaluation prompts."""
     demonstrations = demonstrations_at(config, chat, range(num_demonstrations(config)))
     with replace_file(path) as file:
         for trajectory in demonstrations:

@@ -107,7 +107,9 @@ def ask_human(rollout: Rollout) -> Reply | None:
 
 
 def find_mistake(env: Env, actions: list[str]) -> str:
-    """Say which typed action is illegal, and what is legal; "" if no action is illegal."""
+    """Return a message with the first illegal action and, if known, legal actions.
+
+    Returns: "" if no checked action is illegal."""
     # If `env.actions` is empty, the state decides what is legal. The first typed action may change
     # the state, so the later actions are not checked.
     checked = actions if env.actions else actions[:1]
@@ -123,7 +125,7 @@ def find_mistake(env: Env, actions: list[str]) -> str:
 
 
 def printed_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
-    """Print and return a reference player's reply. Its thought consists of true sentences."""
+    """Print and return a reference player's reply, with true sentences as its thought."""
 
     def write_reply() -> str:
         actions = reference_actions(rollout.episode, player, rng)

@@ -26,7 +26,7 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
     Entropy is the mean -log p of the sampled tokens, in nats.
 
     Returns: each metric of PROBE_KEYS at each temperature, with keys such as success_T1."""
-    # Probes always use the torch engine, because one process cannot start vLLM once per probe.
+    # Probes never use vLLM, because one process cannot start vLLM again for each probe.
     engine = make_engine(replace(config, engine="torch"), model, chat)
     starts = [((i,), 0) for i in range(config.eval_size)]
     report = {}

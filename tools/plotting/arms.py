@@ -21,8 +21,8 @@ from support.settings_history import (
     without_old_evaluations,
 )
 
-# Key: "start", "after RL" or the name of a reference player. Value: 1 for each prompt that was won,
-# else 0; (n,) for one seed, (S, n) for S seeds.
+# Key: "start", "after RL" or the name of a reference player. Value: for each of n prompts 1 if it
+# was won, else 0; (n,) for one seed, (S, n) for S seeds.
 Wins = dict[str, np.ndarray]
 POLICIES = ("start", "after RL")
 RATE = (float, None)
@@ -31,7 +31,7 @@ STEP = {
     "eval_success": RATE,
     "cpu_s": RATE,
     "response_length": RATE,
-    "sampled_groups": (int, ...),  # missing in old files
+    "sampled_groups": (int, ...),  # missing in metrics.jsonl of old runs
 }
 LONGEST_NAME = 60
 
@@ -66,7 +66,7 @@ class TrainedRun:
 
 @dataclass(frozen=True)
 class Arm:
-    """The runs of one method, which differ only in the seed."""
+    """The runs of one method: only seeds and settings that do not change training differ."""
 
     name: str
     runs: list[TrainedRun]  # in the order of their seeds
@@ -94,8 +94,8 @@ def read_run(folder: Path) -> TrainedRun:
 
     If a restart changed how the run evaluates, earlier evaluations are left out.
 
-    Raises: UserError if the folder holds no run or no evaluation, or if it holds data that no run
-        writes."""
+    Raises: UserError if the folder holds no run or no evaluation, or if its data are damaged or
+        impossible."""
     config = load_saved(folder)
     wins = read_wins(folder / "scores.json")
     evaluations = {}
@@ -191,7 +191,7 @@ def check_one_method(runs: Sequence[TrainedRun]) -> None:
 
 
 def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
-    """Sort runs into arms: runs that differ only in the seed share an arm."""
+    """Sort runs into arms, one for each method (see `Arm`)."""
     methods: dict[tuple, list[TrainedRun]] = {}
     for run in runs:
         method = without_seed(run.config), earlier_without_seed(run.earlier)

@@ -15,9 +15,9 @@ WINDOW = 9  # a moving average is over this many iterations
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % interval of the mean success in each of I evaluations: two ends, each (I,).
 
-    The interval covers the choice of prompts and of seeds. It is `rate_interval` if `known` has the
-    evaluation, else `interval_of_rates`, which is at least as wide. If the rate of a seed is NaN,
-    the interval is NaN.
+    The interval accounts for the choice of prompts and of seeds. For an evaluation in `known`, the
+    interval is from `rate_interval`, else from `interval_of_rates`, which is at least as wide. If
+    the rate of a seed is NaN, the interval is NaN.
 
     Args:
         rates: success rates of S seeds, (S, I).
@@ -34,12 +34,13 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
 
 
 def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
-    """Return the reference players that obey the policy's limits: label -> successes.
+    """Return the reference players that obey the policy's limits on turns and actions:
+    label -> successes.
 
     In the rows "closed loop" of eval.py a player takes one action a turn. The greedy player needs
     the result of each action, so it obeys the limits if the policy has at least as many turns as
     actions. The random player ignores observations, so it plays the same with several actions a
-    turn. It obeys the limits if the policy can take all actions of a game within its turns.
+    turn. This player obeys the limits if the policy's turns have room for all actions of a game.
 
     Args:
         wins: name of a row in eval.py's table, such as "optimal, 5 a turn" -> successes.
@@ -72,7 +73,7 @@ def draw_players(axes: Axes, players: Wins) -> list[Label]:
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
-    """Return means over WINDOW neighbouring iterations, (S, I).
+    """Return means over WINDOW neighbouring iterations (fewer at the ends), (S, I).
 
     With fewer than 3 * WINDOW iterations, the values are returned unchanged."""
     num_iterations = values.shape[1]

@@ -149,7 +149,7 @@ def draw_legend(
 def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
     """Write each label to the right of the axes, near the height of its line, without overlaps.
 
-    Call this function after the y limits are final.
+    Call this function after the y limits are final, because they decide where labels overlap.
     """
     axes.figure.draw_without_rendering()  # computes the layout, and so the height of the axes
     labels = sorted(labels, key=lambda label: label.height)
@@ -159,7 +159,7 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
     font_size = axes.yaxis.label.get_fontsize() - 1
     gap = LABEL_GAP * font_size * (top - bottom) / points
     places = spread([label.height for label in labels], gap, highest=top)
-    transform = axes.get_yaxis_transform()  # x: fraction of the axes, y: data
+    transform = axes.get_yaxis_transform()  # x is a fraction of the axes, y is data
     for label, place in zip(labels, places, strict=True):
         axes.plot(
             [1.005, LABEL_X - 0.01],

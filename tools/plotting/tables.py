@@ -1,4 +1,4 @@
-"""Parts of Markdown tables."""
+"""Markdown tables and short commits."""
 
 from collections.abc import Sequence
 

@@ -30,7 +30,7 @@ from tools.plotting.style import (
 )
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
-LONGEST_NAME_AT_LINE = 24  # characters; if a name is longer, the legend has all names
+LONGEST_NAME_AT_LINE = 24  # characters; if an arm has a longer name, all names are in the legend
 LEGEND_LINE = 0.4  # inches that each name in the legend adds to the height of the plot
 MEAN_LINE = {"linewidth": 2.4, "marker": "o", "markersize": 3.5}
 SEED_LINE = {"linewidth": 0.9, "alpha": 0.5}
@@ -48,8 +48,9 @@ def draw_curves(runs: Sequence[Path], *paths: Path) -> None:
 
 
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
-    """Plot success on the fixed prompts over iterations, and the reference players.
+    """Plot success on the fixed prompts over iterations.
 
+    Reference players are added if all finished runs were scored in the same environment.
     An arm is one method with one or more seeds. Args: paths: PNG or PDF files."""
     looks = {}
     if max(len(arm.name) for arm in arms) > LONGEST_NAME_AT_LINE:
@@ -131,10 +132,10 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Return which of n prompts each of S seeds solved, (S, n): key 0 before RL, key -1 after RL.
+    """Return evaluation -> successes (1 or 0) of S seeds on n prompts, (S, n).
 
-    The dict is empty until all seeds are finished. Key -1 is missing if seeds end at different
-    iterations.
+    Key 0 is the evaluation before RL, key -1 the one after RL. The dict is empty until all seeds
+    are finished. Key -1 is missing if seeds end at different iterations.
     """
     if not all(run.is_finished() for run in arm.runs):
         return {}
@@ -157,7 +158,9 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Return the part of `Wins` that is equal in all finished runs, mostly reference players."""
+    """Return name -> successes on `env`, for names with equal successes in all finished runs.
+
+    Most of these are names of reference players."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
     for name, wins in (players[0] if players else {}).items():

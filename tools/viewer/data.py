@@ -56,7 +56,7 @@ RANKED_BY = {  # value of the setting filter_by -> by what the filter ranks grou
 }
 NOT_IN_FORM = "The reply was not in the required form."
 REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # the beginning of a report on a turn
-SHOWN_OUTSIDE = 40  # characters quoted from a text outside of the tags
+SHOWN_OUTSIDE = 40  # at most this many characters outside of a reply's tags are quoted
 
 
 def load_runs(runs: Sequence[Path]) -> dict:
@@ -138,7 +138,7 @@ def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
 
 
 def read_file(path: Path) -> list[tuple[dict, str | None]]:
-    """Return the trajectories of a file, each with the name of its policy; None means training.
+    """Return the trajectories of a file, each with the name of its policy (None for training).
 
     Raises: UserError if there are no trajectories, or if a line is no trajectory."""
     shape = {"policy": (str, ...), "step": (int, ...), "group": (int, ...), **TRAJECTORY}
@@ -195,8 +195,8 @@ def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) ->
 
 
 def read_players(path: Path) -> list[tuple[str, float]]:
-    """Return (name, success rate) of the greedy and the optimal player in scores.json; [] without
-    the file."""
+    """Return (name, success rate) of the greedy and the optimal player in the first environment of
+    scores.json; [] without the file."""
     if not path.is_file():
         return []
     scores = next(iter(read_json(path, {str: {str: [int]}}).values()), {})
@@ -268,8 +268,8 @@ def name_outcome(status: str, out_of_actions: bool | None) -> str:
 
 
 def number_prompt(record: dict, trajectory: dict, prompt_ids: dict[tuple, int]) -> int:
-    """Return the number of a trajectory's prompt. Trajectories with the same iteration and start
-    share a number, also across runs."""
+    """Return the number of a trajectory's prompt. Trajectories share a number, also across runs,
+    if their iteration, environment, first observation and seed are equal."""
     first = trajectory["turns"][0]
     start = (trajectory["env"], first["board"], first["text"], *record["seed"])
     key = (record.get("step"), *start)

@@ -1,7 +1,7 @@
 """Animate a trajectory for tools/view.py: one frame per turn, then one for the end.
 
-A frame shows the board at the left and text at the right. Positions and sizes are in inches; y
-grows downwards.
+A frame shows the board at the left and text at the right. Positions and lengths are in inches,
+font sizes in points; y grows downwards.
 """
 
 from configurator import UserError
@@ -32,7 +32,7 @@ BLOCK_GAP = 0.14  # space below a block of text
 INK = "#24282c"
 GRAY = "#6f757b"
 FAILED = "#c65d45"
-TURN_MS = 2500  # milliseconds for which a frame is shown
+TURN_MS = 2500  # milliseconds for which the frame of a turn is shown
 END_MS = 4000
 ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
 
