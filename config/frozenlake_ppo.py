@@ -5,7 +5,7 @@
 env = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"  # 80 % of moves do not slip
 estimator = "gae"  # PPO with a critic
 
-# The settings of StarPO-S. All values are the defaults.
+# The settings of StarPO-S, with their default values.
 num_groups = 8  # boards per iteration
 group_size = 16  # trajectories per board
 filter_keep = 0.25  # train on the 2 groups whose scores vary most
@@ -13,4 +13,4 @@ batch_size = 32  # trajectories per optimizer step: one step per iteration
 kl_coef = 0.0  # no KL term
 num_iterations = 200
 # The clip range is asymmetric, as in DAPO: clip_low is 0.2 and clip_high is 0.28. With one step per
-# iteration, ratios differ from 1 only because engine and trainer compute differently.
+# iteration, PPO's ratio can leave this range only because engine and trainer round differently.

@@ -7,4 +7,4 @@ estimator = "gae"
 max_turns = 12  # three times the shortest solution
 actions_per_turn = 1
 actions_per_traj = 12
-max_response_tokens = 200  # 12 turns share the context
+max_response_tokens = 200  # short: 12 turns share the context

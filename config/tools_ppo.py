@@ -1,5 +1,5 @@
 # StarPO-S with PPO on Tools: questions about invented towns. A game needs 2 to 5 calls of a search,
-# a calculator, a key-value store and `answer`.
+# a calculator, a key-value store or `answer`.
 # Launch:  torchrun --standalone train.py config/tools_ppo.py
 
 env = "tools:task=all,results=2"

@@ -13,12 +13,12 @@ class Sample(NamedTuple):
     key: int  # number of the trajectory
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
     # The log-prob of each token in `ids`, in nats, under softmax(logits / temperature). In this
-    # formula, temperature 0 counts as 1. All are NaN if vLLM was not asked for log-probs.
+    # formula, temperature 0 counts as 1. All log-probs are NaN if vLLM was not asked for log-probs.
     logprobs: list[float]
 
 
 def failure_reason(error: BaseException) -> str:
-    """The first three lines of an error message, with advice if memory is too small."""
+    """Up to three lines of an error message, with advice if too little memory is the cause."""
     lines = str(error).split("\n")[:3]
     reason = f"({' '.join(lines)[:300] or type(error).__name__})"
     out_of_memory = "(out of|allocate|enough|free|available|cache) memory|size.*overflow"

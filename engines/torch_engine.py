@@ -79,13 +79,13 @@ class TorchEngine:
     The cache grows with the number of trajectories, up to max_running rows or half of the free
     memory. Further trajectories wait for a free row.
 
-    The last token of a trajectory has no keys and values yet: it is the input of the next decode
-    step.
+    The last token of a trajectory is the input of the next decode step, which computes the keys and
+    values of this token.
 
-    The rows in use are the first rows of the cache, so a decode step works on contiguous views.
+    The rows in use are the first rows of the cache, so a decode step can slice them without a copy.
     When a row is released, the last row in use moves into its place. Trajectories of a group have
-    the same first prompt. One row computes the keys and values of the prompt, and the other rows
-    copy them.
+    the same first prompt. The engine computes the prompt's keys and values in one row and copies
+    them into the other rows of the group.
 
     `Engine` in engine.py describes the methods.
     """
@@ -113,7 +113,8 @@ class TorchEngine:
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # unfinished responses, by trajectory
-        self.prompt_owner: dict[tuple[int, ...], int] = {}  # prompt -> trajectory to copy it from
+        # For each prompt: the trajectory whose row has the prompt's keys and values.
+        self.prompt_owner: dict[tuple[int, ...], int] = {}
         self.waiting: list[_Request] = []
 
     @property
@@ -181,7 +182,7 @@ class TorchEngine:
         return weight.float() if weight.device.type == "cpu" else weight
 
     def _new_cache(self, num_rows: int) -> Tensor:
-        """Return empty keys and values, (2, layers, rows, kv_heads, positions, D)."""
+        """Return a cache of zeros, (2, layers, rows, kv_heads, positions, D)."""
         shape = (2, self.model.config.num_hidden_layers, num_rows, *self.row_shape)
         return torch.zeros(shape, dtype=self.dtype, device=self.model.device)
 
@@ -202,7 +203,7 @@ class TorchEngine:
         return max(1, int(CACHE_SHARE * self.free_bytes / self._row_bytes()))
 
     def _make_room(self) -> None:
-        """Enlarge the cache if running and waiting trajectories need more rows than it has."""
+        """Enlarge the cache, up to max_running rows, if it has too few for all trajectories."""
         waiting = {request.key for request in self.waiting} - self.histories.keys()
         num_asked = len(self.row_keys) + len(waiting)
         num_rows = self.cache.shape[2]
@@ -238,7 +239,8 @@ class TorchEngine:
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
         """Start the waiting requests whose trajectory has a row of the cache, or gets a free one.
 
-        The last token of a trajectory is neither prefilled nor copied: the decode step computes it.
+        The last token of a trajectory is neither prefilled nor copied: it is the input of the
+        decode step.
 
         Returns: the tokens to prefill, and the prompts to copy from other rows.
         """
@@ -351,9 +353,9 @@ def free_memory(device: torch.device) -> int:
 class _CacheLayout:
     """Says where the tokens of one forward lie in the cache, and computes their attention.
 
-    One object serves all layers. The T tokens are one decode token for each of N rows, then the
-    tokens of the prefills. A layer stores all new keys and values before any token attends to them.
-    So a row can prefill its prompt and decode its first token in one forward.
+    One object serves all layers. A forward has T tokens: one decode token for each of the N rows in
+    use, then the tokens of the prefills. A layer stores all new keys and values before any token
+    attends to them. So a row can prefill its prompt and decode its first token in one forward.
     """
 
     def __init__(
@@ -376,7 +378,7 @@ class _CacheLayout:
         self.sizes = [len(positions), *(len(prefill.ids) for prefill in prefills)]  # they sum to T
         self.prefill_masks = []
         for _, start, ids in prefills:
-            if start == 0:  # a causal kernel needs no mask
+            if start == 0:  # `_prefill` sets is_causal instead of a mask
                 self.prefill_masks.append(None)
                 continue
             mask = torch.ones(len(ids), start + len(ids), dtype=torch.bool, device=device)

@@ -28,7 +28,7 @@ class VLLMEngine:
 
     `Engine` in engine.py describes the methods. On a GPU the environment variable
     VLLM_BATCH_INVARIANT=1 selects slower kernels whose rounding does not depend on the batch. The
-    trainer then uses these kernels, too.
+    variable acts on the whole process, so the trainer uses these kernels, too.
     """
 
     def __init__(self, model: PreTrainedModel, config: Config, *, eos_id: int, dtype: torch.dtype):
@@ -42,8 +42,8 @@ class VLLMEngine:
             raise UserError("VLLM_BATCH_INVARIANT=1 needs a GPU; unset it")
         if is_cpu:
             # The prefix cache holds only whole blocks of tokens. Most shared prefixes are shorter
-            # than the default block of 128 tokens. On a CPU, vLLM crashes if a request has a seed
-            # and its prefill is chunked.
+            # than the default block of 128 tokens, so blocks are made smaller. On a CPU, vLLM
+            # crashes if a request has a seed and its prefill is chunked.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
             # vLLM checks that this share of the GPU memory is free. The share does not set the size
@@ -99,7 +99,7 @@ class VLLMEngine:
         params = SamplingParams(
             temperature=temperature,
             max_tokens=max_tokens,
-            seed=int(random_bits >> 1),  # vLLM takes 63 bits
+            seed=int(random_bits >> 1),  # vLLM takes seeds below 2**63
             logprobs=0 if self.gives_logprobs else None,  # 0: only the sampled token's log-prob
             ignore_eos=True,
             flat_logprobs=True,
@@ -132,7 +132,9 @@ class VLLMEngine:
         """Do nothing: a finished request holds no memory that other requests need."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Load new weights and reset the prefix cache. Raises: RuntimeError if either fails."""
+        """Load new weights and reset the prefix cache.
+
+        Raises: RuntimeError if vLLM does not take all weights or does not reset the cache."""
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         has_reset = self.llm.reset_prefix_cache()
         if not has_reset:  # vLLM would continue to use keys and values of the old weights
@@ -189,7 +191,7 @@ def _process_state_kept() -> Iterator[None]:
 def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
     """A log filter that raises RuntimeError if a layer gets no weights.
 
-    vLLM itself only logs this. The filter drops all other messages.
+    vLLM itself only logs a warning about this layer. The filter drops all other messages.
     """
     message = record.getMessage()
     has_failed = "Failed to load weights" in message

@@ -1,1 +1,1 @@
-"""Experiments with this code. The README.md of each folder has the results."""
+"""Experiments with this code. The README.md of each study has its results."""

@@ -4,8 +4,8 @@
 
 URL is the address of the server, such as http://localhost:8000/v1. The environment variable
 OPENAI_API_KEY holds the server's key. Folders of runs, --player, --samples, --against, --json and
---jsonl work as in eval.py. max_context_tokens has no effect, because the server limits the context.
-Up to `max_running` games are played at once, in threads.
+--jsonl work as in eval.py. max_context_tokens has no effect on the models behind the server,
+because the server limits their context. Up to `max_running` games are played at once, in threads.
 """
 
 from configurator import Config, UserError
@@ -94,7 +94,7 @@ def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) ->
 
 
 class APIPlayer:
-    """Answers a rollout with a model behind a server."""
+    """A player for `rollout.play`: a model behind a server answers the messages of a game."""
 
     def __init__(self, url: str, name: str):
         self.url = url

@@ -58,7 +58,7 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
     malformed replies. If no request succeeds, `Reply.error` says why.
 
     The server sends a text and a number of tokens, but not the tokens. So `Reply.response_ids` is
-    the list [text, "", ...], whose length is this number (at least one).
+    the list [text, "", ...], whose length is the number of tokens (at least one).
 
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"

@@ -161,10 +161,10 @@ def receive(reader: Connection, process: BaseProcess) -> Any:
 def send_findings(subject: Subject, writer: Connection) -> None:
     """Run all checks, and send their findings and the notes through a pipe.
 
-    The name of a stage is sent before the stage begins. So if the environment ends the process, the
-    reader of the pipe knows the stage.
+    Before each stage, such as a check, the function sends the name of the stage. So if the
+    environment ends the process, the reader of the pipe knows the stage.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent process handles Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback here: the parent reports Ctrl-C
     try:
         check_environment(subject, writer.send)
         writer.send(subject.notes)
@@ -177,8 +177,8 @@ def check_environment(
 ) -> list[Finding]:
     """Run all checks and return the findings.
 
-    Args: report: called with each finding. It is also called before each stage, with words such as
-        "it was built", which complete the message "it ended its process (exit code N) while ...".
+    Args: report: called with each finding, and before each stage with words such as "it was built".
+        The words complete the message "it ended its process (exit code N) while ...".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []
@@ -221,7 +221,9 @@ def is_over(env: Env) -> bool:
 
 
 def action_rng(seed: int) -> np.random.Generator:
-    """Return a random generator for actions. The 1 sets it apart from the instance's generator."""
+    """Return a random generator for actions.
+
+    The 1 in its seed makes it differ from the generator that draws the instance."""
     return np.random.default_rng([seed, CHECK_SEED, 1])
 
 
@@ -235,13 +237,14 @@ def random_action(env: Env, rng: np.random.Generator) -> str:
 class Seen(NamedTuple):
     """What a game shows in one step."""
 
-    step: str  # the action and its result
-    asked: str  # results of the methods that must not change the game
+    step: str  # the action and its result; at the start, the opening observation
+    asked: str  # results of observe, statements and plan, which must not change the game
 
 
 def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iterator[Seen]:
-    """Play a training game at random and yield what it shows, first the opening observation.
+    """Play a training game with random actions.
 
+    Yields: the opening observation, then what each step shows.
     Args: asks: whether to call observe, statements and plan before each step."""
     rng = action_rng(seed)
     draw_instance.cache_clear()  # forces a new draw of the instance
@@ -373,8 +376,9 @@ def appearance(env: Env, instance: tuple) -> tuple:
 
 
 def check_budget(subject: Subject) -> list[str]:
-    """Check that games end when the action budget is used up, pay correct rewards, and accept no
-    action after the end."""
+    """Check that games end when the action budget is used up, and accept no action after the end.
+
+    Also check that a won game pays at most `max_reward`, and that a lost game pays less."""
     problems = []
     for limit in sorted({1, 2, subject.max_actions}):
         env = subject.make(limit)
@@ -384,7 +388,7 @@ def check_budget(subject: Subject) -> list[str]:
 
 
 def budget_problems(env: Env, seed: int) -> list[str]:
-    """Return what is wrong with the rewards and the end of a random game."""
+    """Play a game with random actions. Return what is wrong with its rewards and its end."""
     rng = action_rng(seed)
     env.reset([seed, CHECK_SEED])
     problems = []
@@ -413,7 +417,7 @@ def budget_problems(env: Env, seed: int) -> list[str]:
 
 
 def check_texts(subject: Subject) -> list[str]:
-    """Check that `step` never raises an error, and that only legal actions change the game."""
+    """Check that odd texts cause no error in `step`, and that only legal actions change a game."""
     env = subject.make()
     env.reset([0, CHECK_SEED])
     rng = np.random.default_rng(CHECK_SEED)
@@ -445,8 +449,9 @@ def try_text(env: Env, text: str) -> tuple[bool, Step]:
 
 
 def check_sentences(subject: Subject) -> list[str]:
-    """Check that `rules()` is equal for all instances, that `check_thought` finds `statements()` in
-    a thought, and that `why_lost()` returns a text."""
+    """Check that `rules()` is the same text for all instances, and that `why_lost()` is a text.
+
+    Also check that `check_thought` finds all `statements()` in a thought that consists of them."""
     episode = Episode(subject.make(), Config())
     env = episode.env
     problems = []

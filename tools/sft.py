@@ -100,7 +100,7 @@ MIN_VALID_FRAC = 0.5  # a warning is printed if a smaller fraction of replies is
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # at most this many lines report the progress of a run
 # Keys and types of `totals`: the sums and lists over the finished steps, which a checkpoint stores.
-# They are in the notation of support/json_shapes.py.
+# The notation is that of support/json_shapes.py.
 TOTALS = {
     "tokens": int,
     "response_tokens": int,

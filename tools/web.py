@@ -1,7 +1,7 @@
 """One HTTP request to an untrusted server, with a limit on time and bytes.
 
-Redirects are not followed, because a redirect could send the server's key to another host. Requests
-by https use the proxy in HTTPS_PROXY, except for servers in NO_PROXY.
+Redirects are not followed, because a redirect could send the API key of the server to another host.
+Requests by https use the proxy in HTTPS_PROXY, except for servers in NO_PROXY.
 """
 
 import http.client
@@ -82,7 +82,7 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     parts = []
     num_bytes = 0
     while num_bytes <= MAX_BYTES:
-        part = response.read1(65536)  # read() would wait for all bytes of a chunk
+        part = response.read1(65536)  # read(65536) would read a chunk of size -1 without limit
         if not part:
             body = b"".join(parts)
             if expected not in (None, num_bytes):

@@ -123,7 +123,7 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Compute an expression. Raises: KeyError or AttributeError for syntax other than + - * /."""
+    """Compute + - * / of numbers. Raises: KeyError or AttributeError for other syntax, as in -3."""
     if isinstance(node, ast.BinOp):
         operator = OPERATORS[type(node.op)]
         return operator(_value(node.left), _value(node.right))
@@ -133,8 +133,9 @@ def _value(node: ast.expr) -> Fraction:
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
     """Join two of the parts by + - * /, in all ways. A part is the (value, text) of an expression.
 
-    Returns: lists of parts. A list begins with a join whose value is a whole number above 0, then
-        come the other parts. A join is in one list for each order of the other parts.
+    Returns: lists of parts. Each list begins with the joined part, whose value is a whole number
+        above 0; the other parts follow. Each joined part begins one list for each order of the
+        other parts.
     """
     results = []
     for (x, left), (y, right), *rest in permutations(parts):
@@ -157,9 +158,10 @@ def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple
 
 @lru_cache(maxsize=16384)
 def countdown_solution(parts: tuple[tuple[int, str], ...], target: int) -> str | None:
-    """Find an expression that joins all parts and has the value `target`. A part is (value, text).
+    """Find an expression that joins all parts and has the value `target`.
 
-    The search tries only expressions whose partial results are whole numbers above 0.
+    A part is the (value, text) of an expression. The search tries only expressions whose partial
+    results are whole numbers above 0.
 
     Returns: the expression in parentheses; None if the search finds none.
     """

@@ -86,12 +86,13 @@ def lake_plans(
     max_actions: int,
     budget: int,
 ) -> np.ndarray:
-    """Return the optimal moves of a turn for each number of turns left, cell and actions left.
+    """Return codes of the optimal moves of a turn, for each (turns left, cell, actions left).
 
     This is value iteration over turns. In a turn, the player commits to a sequence q of 1 to
-    `max_actions` moves. With t turns and `a` actions left:
+    `max_actions` moves. With t turns and `a` actions left, and |q| <= a:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
-    V_0 is 1 at the goal, FALL_VALUE in a hole, and 0 elsewhere.
+    But V_t(cell, a) is at least V_{t-1}(cell, a). V_0 is 1 at the goal, FALL_VALUE in a hole, and
+    0 elsewhere.
 
     Args:
         max_actions: the largest number of moves in one turn.
@@ -103,7 +104,7 @@ def lake_plans(
     num_cells = size**2
     single_moves = lake_transitions(size, holes, goal, success_rate)
     sequences = move_sequences(single_moves, min(max_actions, budget))
-    value = np.zeros((num_cells, budget + 1))  # (cell, actions left), with no turns left
+    value = np.zeros((num_cells, budget + 1))  # V_0; axes: cell, actions left
     value[list(holes)] = FALL_VALUE
     value[goal] = 1.0
     alive = np.ones((num_cells, 1))
@@ -114,7 +115,7 @@ def lake_plans(
         best = np.full_like(value, -1.0)
         plan = plans[turns_left]  # (cell, actions left); a view of `plans`
         for length, (codes, matrices) in enumerate(sequences, start=1):
-            # axes: sequence, cell before it, actions left after it
+            # axes: sequence q, cell before q, actions left after q
             expected = (matrices @ value)[:, :, : budget + 1 - length]
             scores = expected - ACTION_COST * length * alive
             top_scores = scores.max(axis=0)

@@ -16,8 +16,8 @@ import numpy as np
 from envs import Env, Move
 
 FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, down, left, back
-# A cube is a text with a letter for each of the 24 places: the face to which the sticker in this
-# place belongs.
+# A cube is a text with a letter for each of the 24 places: the face on which the sticker in
+# this place lies when the cube is solved.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
 # A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. The
@@ -114,7 +114,7 @@ def turn(cube: str, action: str) -> str:
 
 
 def count_pairs(cube: str) -> int:
-    """Return how many pairs of neighbours on a face have the same colour, at most 24."""
+    """Return how many pairs of adjacent stickers on the same face have one colour (24 at most)."""
     total = 0
     for start in range(0, 24, 4):
         a, b, c, d = cube[start : start + 4]
@@ -124,7 +124,7 @@ def count_pairs(cube: str) -> int:
 
 @lru_cache(maxsize=1)
 def near_solved() -> dict[str, int]:
-    """Return {cube: length of its shortest solution} for all cubes with a length up to NEAR."""
+    """Return {cube: length of its shortest solution} for all cubes up to NEAR turns from SOLVED."""
     distances = {SOLVED: 0}
     queue = [SOLVED]
     for cube in queue:  # the loop also visits the cubes that it appends

@@ -9,8 +9,8 @@ import numpy as np
 
 DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # (rows, columns) of a step
 TURN_PROB = 0.35  # probability that the digging walk draws a new direction
-# Each step digs the cells of a random mask. A mask lists cells as (row, column) in the 3x3 square
-# whose centre (1, 1) is the walk's present cell.
+# Each step of the digging walk digs the cells of a random mask. A mask lists cells as (row, column)
+# in the 3x3 square whose centre (1, 1) is the walk's present cell.
 MASKS = (
     ((1, 0), (1, 1), (1, 2)),
     ((0, 1), (1, 1), (2, 1)),
@@ -79,13 +79,14 @@ def reverse_play(
 
     Played backward, the same moves push the boxes onto the targets, so the room can be solved.
 
-    A move pulls the box behind the player, if there is one. States with a box or the player on a
-    target do not count. The best of the other states has the largest product of
+    A move pulls the box behind the player, if there is one. A state can be the best only if no box
+    and no player is on a target. The best of these states has the largest product of
     - the number of switches to another box, the first pull included, and
     - the total Manhattan distance of the boxes to their targets.
 
     Returns:
-        (player, boxes) in the best state; box i began on target i.
+        (player, boxes) in the best state, or at the start if there is none.
+        Box i began on target i.
     """
     best = (player, targets)
     best_score = 0

@@ -21,7 +21,7 @@ NUM_CELLS = SIZE**2
 DIGITS = range(1, SIZE + 1)
 EMPTY = 0
 MAX_EMPTY = 10  # boards with more empty cells rarely have only one solution
-MAX_STATED = 3  # each sentence of `statements` lists at most this many digits
+MAX_STATED = 3  # each sentence of `Sudoku.statements` lists at most this many digits
 ACTION = re.compile(r"([1-4])[ ,]+([1-4])[ ,]+([1-4])")  # row, column, digit
 
 Board = tuple[int, ...]  # the digits of the cells, row by row
@@ -53,7 +53,7 @@ class Sudoku(Env):
         self.num_empty = empty
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw full boards and clear random cells of each, until one has only one solution."""
+        """Draw a full board and clear random cells. Repeat until only one solution exists."""
         boards = full_boards()
         for _ in range(MAX_DRAWS):
             board = list(boards[rng.integers(len(boards))])
@@ -120,14 +120,14 @@ class Sudoku(Env):
         def order(cell: int) -> tuple[bool, bool]:
             return board[cell] == EMPTY, cell not in sure
 
-        cell = min(unfinished, key=order)  # of cells with the same order, the first
+        cell = min(unfinished, key=order)  # if several cells tie, min returns the first
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
         """Write the first of `sure_digits`, else the lowest digit that fits the first empty cell.
 
-        On a full board, take the first cell that was not given instead. If no digit fits the cell,
-        write 1."""
+        If no cell is empty, write into the first cell that was not given. If no digit fits the
+        cell, write 1."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]
@@ -181,7 +181,7 @@ def clashes(board: Board, given: Board) -> list[tuple[int, int]]:
 
 
 def solutions(board: Board) -> Iterator[Board]:
-    """Yield all ways to fill the empty cells of `board`, by depth-first search."""
+    """Yield all ways to fill the empty cells of `board` by the rules, with depth-first search."""
     if EMPTY not in board:
         yield board
         return

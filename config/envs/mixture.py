@@ -6,4 +6,4 @@ _lake = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
 _sokoban = "sokoban:size=6,boxes=1,search_depth=300"
 env = f"2*{_lake} + {_sokoban}"
 reward_norm = "mean_std"
-reward_norm_over = "env"  # the scales of the rewards differ
+reward_norm_over = "env"  # the two games' rewards differ in scale

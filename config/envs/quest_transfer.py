@@ -1,5 +1,5 @@
 # Extra settings for quest_ppo.py: evaluation also on quests with more rooms (w), more objects (o)
-# and longer solutions (q commands).
+# or longer solutions (q commands).
 # Example:  torchrun --standalone train.py config/quest_ppo.py config/envs/quest_transfer.py
 
 eval_env = "quest:w=2,o=3,q=4,goal=full,show=none"

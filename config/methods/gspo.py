@@ -3,8 +3,8 @@
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/gspo.py
 
 sequence_ratio = True
-recompute_old_logprobs = True  # else bfloat16 rounding could exceed the clip range
+recompute_old_logprobs = True  # else bfloat16 rounding alone could cause clipping
 clip_low = 3e-4  # the paper's clip range
 clip_high = 4e-4
 aggregation = "seq_mean_token_mean"
-batch_size = 8  # several optimizer steps per iteration, which GSPO needs
+batch_size = 8  # several steps per iteration, as ratios are nearly 1 in the first

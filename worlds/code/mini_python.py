@@ -1,7 +1,7 @@
 """An interpreter for a small part of Python, with whole numbers and lists of whole numbers.
 
-`repair.py` runs the code of a policy in this interpreter. No sandbox is needed, because the
-interpreter knows only the statements and functions below, and limits steps and sizes.
+In this interpreter, `repair.py` runs the code that a policy writes. No sandbox is needed, because
+the interpreter knows only the statements and functions below, and limits steps and sizes.
 """
 
 import ast
@@ -124,7 +124,7 @@ class Program:
         self.steps = 0  # statements and operations executed so far in this call
 
     def count_step(self) -> None:
-        """Count one step. Each iteration of a loop has at least one step, so all loops end.
+        """Count one step. Each loop iteration has at least one step, so MAX_STEPS ends all loops.
 
         Raises: ProgramError after MAX_STEPS."""
         self.steps += 1

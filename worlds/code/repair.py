@@ -1,8 +1,9 @@
 """Repair: find and mend the single fault (bug) of a short Python function.
 
-The task follows SWE-Gym in arXiv 2510.01132 at a size for small models. Deliberate differences:
+The task follows the SWE-Gym task of arXiv 2510.01132, at a size for small models. Deliberate
+differences:
 - `mini_python.py` interprets the code that a policy writes, so no sandbox is needed.
-- Tests that the faulty code already passes earn no reward. If they did, an edit without effect
+- Tests that the faulty code already passes earn no reward. Otherwise an edit without effect
   could earn a part of the reward.
 """
 
@@ -290,7 +291,7 @@ def tests_of(title: str, k: int) -> list[tuple]:
     """Return (argument, right value) for all NUM_TESTS tests of a function."""
     rng = np.random.default_rng([list(LIBRARY).index(title), k])
     arguments = rng.integers(4 * k, size=NUM_TESTS).tolist()
-    if "(xs)" in title:  # lists of numbers from -1 to 2 * K + 1; K is the most frequent
+    if "(xs)" in title:  # lists of numbers from -1 to 2 * K + 1; K is the most likely number
         numbers = [k, k, k, *range(-1, 2 * k + 2)]
         sizes = rng.integers(1, 9, NUM_TESTS)
         arguments = [rng.choice(numbers, size).tolist() for size in sizes]

@@ -1,8 +1,8 @@
 """A sandbox for shell commands that a policy writes.
 
-By default, a command runs in its own Linux namespaces, without network. It cannot see other
-processes. It can read the system folders and the Python interpreter. It can change the folder of
-its task, and has an empty /tmp of its own.
+By default, a command runs in its own Linux namespaces, without network. The command cannot see
+other processes. It can read the system folders and the Python interpreter. It can change files
+only in the folder of its task and in a /tmp of its own, which is empty at first.
 """
 
 import errno
@@ -133,7 +133,8 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
     unshare = ["unshare", "-mnpiuf", "--kill-child"]
     user = ""
     if os.geteuid() == 0:
-        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # two folders rarely share an id
+        # a user id that most likely owns no other folder
+        user = str(2**15 + os.stat(folder).st_ino % 2**14)
     else:
         unshare.append("-Ur")
     real_folders = []
@@ -227,8 +228,9 @@ def _is_real_folder(path: str) -> bool:
 def check_size(folder: str, *, finished: bool) -> None:
     """Check the number of files and bytes in a folder, without recursion.
 
-    Args: finished: True if no command runs any more. Then unreadable folders are made readable.
-    Raises: FolderFull if the folder holds too much or is nested too deep.
+    Args: finished: True if no command runs any more. If True, make unreadable folders readable,
+        to count what they hold.
+    Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.
     """
     num_files = 0
     num_bytes = 0

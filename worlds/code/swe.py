@@ -27,8 +27,9 @@ import numpy as np
 from envs import SPLIT_SIZE, Env, Move
 from worlds.code.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
 
-# Linux limits a command to 131,072 bytes. The command that runs the tests contains a test patch of
-# at most MAX_COMMAND bytes, and the names of the test files three times.
+# Linux limits each argument of a program, such as a shell command after `sh -c`, to 131,072 bytes.
+# The shell command that runs the tests contains a test patch of at most MAX_COMMAND bytes, and
+# the names of the test files (at most MAX_NAMES bytes) three times.
 MAX_COMMAND = 100_000  # bytes of a command or a patch
 MAX_NAMES = 10_000  # bytes of the names of all test files of a row
 SHOWN_OUTPUT = 2_000  # the policy sees this many characters at the end of the output
@@ -49,8 +50,8 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
 NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # a file that a patch adds or changes
 
-# `archive_commit` runs git with these limits and settings. The settings keep git from reading the
-# configuration of the machine and of the user.
+# `archive_commit` runs `git archive` with these limits and settings. The settings keep git from
+# reading the configuration of the machine and of the user.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -68,7 +69,7 @@ NO_ATTRIBUTES = (
 class SWE(Env):
     """Tasks of SWE-Gym. `rows` is a file of JSON lines, with one row of the data set per line.
 
-    The folder that holds this file must also hold a git checkout of each repository, for example
+    The folder of the file `rows` must also hold a git checkout of each repository, for example
     `moto` for `getmoto/moto`. An action is a shell command in a copy of the base commit, or
     `submit`.
     """
@@ -148,11 +149,11 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # A reply is split into actions at "||". If the patch contains "||", `command` is only the
-        # part of the patch command before "||".
+        # A reply is split into actions at "||". So a patch command that contains "||" arrives in
+        # parts, and `command` is compared with the first part.
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
-        if not self.actions_left:  # using up the actions also submits
+        if not self.actions_left:  # no action is left for `submit`
             return self._submit()
         return Move(0.0, terminated=False, success=False, effective=code == 0)
 
@@ -162,7 +163,8 @@ class SWE(Env):
         passed = len(deciding & self._passed_tests()) / len(deciding)
         success = passed == 1
         reward = float(success)
-        if self.reward == "ratio":  # the unpatched code fails exactly the tests in `failing`
+        # With "ratio", the unpatched code gets 0: it fails exactly the tests in `failing`.
+        if self.reward == "ratio":
             reward = max(0.0, 1 - (1 - passed) * len(deciding) / len(failing))
         return Move(reward, terminated=True, success=success, effective=True)
 

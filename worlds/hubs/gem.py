@@ -25,7 +25,7 @@ BOXED = re.compile(r"\\boxed\{(.*?)\}")
 # These games start slowly, so they get splits=seed (see `Hub`).
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
-MAX_STATES = 20_000  # states that a search for a solution may visit
+MAX_STATES = 20_000  # `search` gives up if it has found more states than this
 # gem-llm 0.1.0 cannot make these two games without these arguments. The values do not matter: the
 # `reset` of these games replaces them.
 REPAIRS = {
@@ -144,7 +144,9 @@ def make_game(name: str, arguments: dict[str, Any]) -> Any:
 
 @lru_cache
 def first_instructions(name: str, arguments: tuple) -> str:
-    """Return the instructions of the game with seed 0, to use them for all seeds."""
+    """Return the instructions of the game with seed 0.
+
+    `Gem.rules` uses these instructions for all seeds if the rules are fixed."""
     with Isolation().run():
         instructions, _ = make_game(name, dict(arguments)).reset(0)
     return with_answer_tags(instructions)
@@ -168,7 +170,7 @@ def use_local_words(module_name: str) -> None:
 
 @lru_cache
 def local_words(language: str) -> list[str]:
-    """Return words in place of a word list of NLTK.
+    """Return the words that replace the word list `language` of NLTK.
 
     The words of the list "en" come from a dictionary, those of "en-basic" from a story."""
     from reasoning_gym.data import read_data_file
@@ -302,7 +304,7 @@ def search(start: Hashable, goal: Hashable, moves: Callable) -> list[str]:
 
 
 def plan_number(game: Any) -> list[str]:
-    """Guess the middle of the numbers that agree with all answers."""
+    """Guess the middle of the numbers that agree with all answers of the game."""
     low = game.min_number
     high = game.max_number
     for guess in game.previous_guesses:
@@ -314,7 +316,7 @@ def plan_number(game: Any) -> list[str]:
 
 
 def plan_code(game: Any) -> list[str]:
-    """Guess the first code that agrees with all answers."""
+    """Guess the first code that agrees with all answers of the game."""
 
     def pegs(secret: tuple, guess: tuple) -> tuple[int, int]:
         answer = marks(secret, guess)
@@ -328,7 +330,7 @@ def plan_code(game: Any) -> list[str]:
 
 
 def plan_word(game: Any) -> list[str]:
-    """Guess the first word that agrees with all answers."""
+    """Guess the first word that agrees with all answers of the game."""
     for word in game.available_words:
         secret = word.upper()
         guesses = game.previous_guesses

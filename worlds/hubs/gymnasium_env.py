@@ -32,7 +32,7 @@ SUCCESSES = ("reward", "end", "limit")
 class Known(NamedTuple):
     """Texts and settings of an environment that needs no options.
 
-    `names`, `values` and `success` are defaults for the options of `Gymnasium` with these names.
+    The fields `names`, `values` and `success` are defaults of the same options of `Gymnasium`.
     """
 
     names: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ class Gymnasium(Hub):
     def _describe(self, observation: Any) -> str:
         """Return the rendered text, then the numbers of the observation if they have names.
 
-        Without rendered text, numbers without names are returned, too."""
+        Without rendered text, return the numbers even if they have no names."""
         lines = []
         if self.game.render_mode == "ansi":
             text = PLACE.sub(r"[\1]", self.game.render())

@@ -1,8 +1,8 @@
 """Hub, the base class of the adapters `gem.py`, `reasoning_gym.py` and `gymnasium_env.py`.
 
 A hub is a package of environments. Its code may print, use the global random generators and change
-the logging of the process. `Isolation` hides these effects from the run, so that a seed gives the
-same game in every process.
+the logging of the process. `Isolation` hides these effects from all other code and seeds the
+generators, so that a seed gives the same game in every process.
 """
 
 from configurator import UserError
@@ -37,7 +37,7 @@ class Isolation:
         self.seed(0)
 
     def seed(self, seed: int) -> None:
-        """Seed the hub's random generators (0 <= seed < 2**32) before the next `run`."""
+        """Make the next `run` seed the hub's random generators (0 <= seed < 2**32)."""
         self.new_seed = seed
 
     def _enter(self) -> None:
@@ -53,7 +53,7 @@ class Isolation:
     def run(self) -> Iterator[None]:
         """Open a context for code of a hub.
 
-        Random numbers continue from the last context. A call of `seed` starts them anew."""
+        Random numbers continue where the last context ended, unless `seed` was called since."""
         outside = random.getstate(), np.random.get_state()
         handlers = list(logging.root.handlers)
         level = logging.root.level
@@ -72,12 +72,12 @@ class Isolation:
 
 
 class Hub(Env):
-    """An environment of a hub. An instance holds the seed of a game.
+    """An environment of a hub. An instance from `draw` holds the seed of a game.
 
-    The option `splits` says how games of training and evaluation differ. With `splits=seen` they
-    have different first observations, unless too few of these exist (`has_few_starts`). With
-    `splits=seed` only the seeds differ. Games that start slowly use `splits=seed`, because `draw`
-    then need not begin a game.
+    The option `splits` says how games of training and evaluation differ. With `splits=seen` no
+    training game has the first observation of an evaluation game, unless too few first observations
+    exist (`has_few_starts`). With `splits=seed` only the seeds differ. Games that start slowly use
+    `splits=seed`, because `draw` then need not begin a game.
 
     A subclass defines `begin`, and calls it in `_start`.
     """
@@ -121,7 +121,7 @@ class Hub(Env):
         """Draw ("hub", seed, the result of `begin`).
 
         The third value is "" if training and evaluation may share first observations, or if the
-        game cannot begin. If the game cannot begin, `_start` raises the error."""
+        game cannot begin. A game that cannot begin raises its error in `_start`, not in `draw`."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:

@@ -1,7 +1,7 @@
 """The generated datasets of the package reasoning-gym, as `--env=rg:NAME`.
 
-The package is optional. The score of an answer is the reward. With `tries=3` the player has three
-tries and sees the score of each. The best score counts.
+The package is optional. With one try, the score of the answer is the reward. With `tries=3` the
+player has three tries and sees the score of each. Then the rewards sum to the best score.
 
 Some datasets evaluate the answer as Python. `harmless` and WITH_LITERALS below keep an answer
 from running as a program.
@@ -25,15 +25,16 @@ from envs import Move
 from worlds.hubs.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text.base import require_package
 
-DATASET_SIZE = 2**20  # questions in a dataset
+DATASET_SIZE = 2**20  # questions in a dataset; a dataset in ONE_BY_ONE has 1
 MAX_CHARACTERS = 10_000  # of an answer
-# Datasets that need more than 20 ms of CPU time per question. They get splits=seed (see `Hub`).
+# Datasets that need more than 20 ms of CPU time per question. Their games have splits=seed, because
+# drawing a game then makes no question (see `Hub`).
 SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
-# The dataset acre would make all its questions at the start, and the dataset word_ladder limits the
-# number of its questions. So each question of these two gets a dataset of its own.
+# The dataset acre makes all its questions before it returns the first, and word_ladder refuses to
+# have DATASET_SIZE questions. So each question of these two gets a dataset of its own.
 ONE_BY_ONE = ("acre", "word_ladder")
 # These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (
@@ -150,7 +151,7 @@ class ReasoningGym(Hub):
             return 0.0
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return the dataset's answer or an example of a right answer; [] if none scores 1."""
+        """Return [the dataset's answer] or [an answer in its metadata]; [] if neither scores 1."""
         metadata = self.entry.get("metadata", {})
         for value in (self.entry["answer"], *map(metadata.get, SOLUTIONS)):
             if value is not None:
@@ -219,8 +220,9 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
 def harmless(formula: str) -> bool:
     """Whether a formula has only numbers, names, arithmetic and functions of mathematics.
 
-    sympy's parser runs any Python expression. Powers, nested functions and products of sums are
-    limited, because values such as 9**9**9**9 exceed the memory.
+    sympy's parser runs any Python expression, so a formula is checked first. Powers and nested
+    functions are limited, because values such as 9**9**9**9 exceed the memory. Products of sums
+    are limited, because sympy may multiply them out.
     """
     if len(formula) > MAX_FORMULA:
         return False
@@ -271,7 +273,7 @@ def is_small(exponent: ast.expr) -> bool:
 
 
 def value_of(number: ast.expr) -> Fraction:
-    """Return the value of a number, a signed number, or a fraction of such values.
+    """Return the value of an expression of numbers, signs and divisions.
 
     Raises: ValueError for any other expression; ArithmeticError for a division by 0 and for inf.
     """

@@ -25,15 +25,15 @@ GOALS = {  # task type of `Household` -> task type of ALFWorld
     "heat": "pick_heat_then_place_in_recep",
     "cool": "pick_cool_then_place_in_recep",
 }
-GAME_KEYS = ("pddl_domain", "grammar", "pddl_problem")  # keys of a file game.tw-pddl
+GAME_KEYS = ("pddl_domain", "grammar", "pddl_problem")  # the engine needs these keys in every game
 IDLE_VERBS = ("look", "inventory", "examine", "help")  # commands with these verbs change nothing
 
 
 class ALFWorld(Household):
     """Games of ALFWorld's data set, or games of `Household` if there is no data set.
 
-    The data set is in the folder $ALFWORLD_DATA, by default ~/.cache/alfworld. The engine does not
-    support threads. So `blocking` stays False, and games step one after another.
+    The data set is in the folder $ALFWORLD_DATA, by default ~/.cache/alfworld. ALFWorld's engine
+    does not support threads, so `Env.blocking` stays False and games step one after another.
     """
 
     runs_programs = True
@@ -132,7 +132,7 @@ def game_files(folder: Path, goals: tuple[str, ...]) -> list[str]:
 
 
 def read_game(path: Path) -> dict:
-    """Read a file game.tw-pddl. Raises: UserError if it is not a game."""
+    """Read a file game.tw-pddl. Raises: UserError if the file is not a game."""
     try:
         check_plain(path)
         game = json.loads(path.read_text(encoding="utf-8"))
@@ -211,7 +211,8 @@ def alfworld_game(instance: tuple) -> dict:
         f"(define (problem one) (:domain alfred) (:objects {' '.join(objects)}) "
         f"(:init {' '.join(facts)})"
     )
-    problem += goal["pddl"].replace("#", "-").format(**words)  # this text also closes "(define"
+    # goal["pddl"] also closes the parenthesis of "(define"
+    problem += goal["pddl"].replace("#", "-").format(**words)
     goal_text = goal["templates"][0].format(**words)
     grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", goal_text)
     domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")
@@ -259,8 +260,8 @@ def _add_thing(thing: str, place: str, objects: list[str], facts: list[str]) -> 
 
 
 def _mangled(name: str) -> str:
-    """Return the identifier of a thing or place in ALFWorld: 'mug_bar_1' for 'mug 1'."""
+    """Return ALFWorld's identifier of a thing or place: 'mug_bar_1' for 'mug 1'."""
     kind, number = name.split()
-    if kind == "sinkbasin":  # the identifier has both words: sink_bar_1_bar_sinkbasin
+    if kind == "sinkbasin":  # ALFWorld adds the word sink: sink_bar_1_bar_sinkbasin
         return f"sink_bar_{number}_bar_{kind}"
     return f"{kind}_bar_{number}"

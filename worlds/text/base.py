@@ -2,7 +2,7 @@
 
 `quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132, at a size
 for small models. `textworld.py` and `alfworld.py` play the games of the original packages.
-Deliberate differences from this paper:
+Deliberate differences from arXiv 2510.01132:
 - The return of a game is the largest share of the task that was done at any moment.
 - A command that is impossible in the present state is an illegal action.
 - Every observation repeats the task.
@@ -54,7 +54,8 @@ class World(Env):
 
         Args:
             task: the text that begins every observation.
-            final_command: the greedy player prefers commands that share words with this command.
+            final_command: the last command of a solution, or the aim of the task. The greedy player
+                prefers commands that share words with this text.
         """
         self.task = task
         self.final_words = set(final_command.split())
@@ -106,7 +107,7 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """Return the possible command that shares most words with the final command of `_open`.
+        """Return the possible command that shares most words with `final_command` in `_open`.
 
         If several commands share equally many words, return the first.
         """
@@ -162,7 +163,7 @@ def drop_articles(text: str) -> str:
 def require_package(name: str, requirements: str) -> None:
     """Check that an optional package is installed.
 
-    Raises: UserError with the command that installs it.
+    Raises: UserError with the command that installs the package.
     """
     if importlib.util.find_spec(name) is None:
         raise UserError(f"{name} is not installed; install it with pip install -r {requirements}")

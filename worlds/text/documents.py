@@ -34,7 +34,7 @@ TRADES = "salt wool iron fish wine glass".split()
 MAX_NAME = 80  # characters of a name, a title or the key of an attribute
 MAX_VALUE = 150  # characters of an attribute's value, an answer or a step
 MAX_QUESTION = 1000  # characters of a question
-MAX_NUMBER = 10**9  # absolute values must be below this
+MAX_NUMBER = 10**9  # a number in a user's file must have an absolute value below this
 MAX_FILE = 100_000_000  # bytes of a user's file
 
 
@@ -84,7 +84,7 @@ def item(name: str, attributes: dict[str, str | int | float]) -> Document:
 def read_file(path: str) -> tuple["Index", list[Question]]:
     """Read a file of JSON lines.
 
-    Returns: an index of its items and passages, and its questions.
+    Returns: an `Index` of the file's items and passages; the list of the file's questions.
     Raises: UserError if the file cannot be read, has a wrong line or has no document.
     """
     documents = {}
@@ -184,7 +184,9 @@ def read_value(value: object, key: str) -> str | int | float:
 
 
 def read_call_text(value: object, key: str, limit: int) -> str:
-    """Read a text that an action can contain. Raises: ValueError if it has || or </answer>."""
+    """Read a text that an action can contain.
+
+    Raises: ValueError if `read_text` refuses the text, or if the text has || or </answer>."""
     text = read_text(value, key, limit)
     if "||" in text or "</answer>" in text:
         raise ValueError(f"{key} {text!r} contains || or </answer>, which no action can contain")
@@ -221,7 +223,7 @@ class Index:
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
         # the words of each document's name, without articles
         self.name_words = [words_of(drop_articles(document.name)) for document in documents]
-        self.nameable: dict[int, set[int]] = {}  # `most` -> result of `found_by_name`
+        self.nameable: dict[int, set[int]] = {}  # cache of `found_by_name`: `most` -> result
 
     def search(self, query: str, most: int) -> list[Document]:
         """Return up to `most` documents that share a word with the query, the best first.
@@ -230,8 +232,8 @@ class Index:
         the word.
         """
         scores = np.zeros(len(self.documents))
-        # sorted, because the order of a set is random, and another order rounds the sums
-        # differently
+        # A set has a random order, and the order changes the rounding of the sums. Sorted words
+        # give every run the same sums.
         for word in sorted(words_of(query)):
             numbers = self.places.get(word)
             if numbers is not None:
@@ -248,7 +250,7 @@ class Index:
     def named_in(self, text: str) -> list[Document]:
         """Return the documents that `text` names, the longest name first.
 
-        `text` names a document if it has all words of the document's name, except articles."""
+        `text` names a document if `text` has all words of the document's name, except articles."""
         words = words_of(text)
         named = []
         for document, own in zip(self.documents, self.name_words, strict=True):
@@ -271,7 +273,8 @@ class Index:
         The search returns at most `most` documents, those with the highest scores.
 
         Document `number` has the highest possible score, because it contains all words of its name.
-        Earlier documents that contain all these words have the same score and come before it.
+        Another document with all words of this name has the same score. The search returns the
+        document with the smaller index first.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)

@@ -99,7 +99,7 @@ class Household(World):
         return ("household", room, task, wanted, target, lamp, things)
 
     def key(self, instance: tuple) -> tuple:
-        """Return a key that ignores the numbering of things."""
+        """Return the same key for instances that differ only in the numbering of things."""
         *parts, things = instance
         return (*parts, *sorted((kind_of(name), place) for name, place in things))
 
@@ -168,7 +168,9 @@ class Household(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """Return the things and places that a shortest plan may need, for `search`.
+        """Return the things and places that a shortest plan may need.
+
+        `World.search` passes these things and places to `effects` as `only`.
 
         If several target places are in the same state, such as closed, the first is enough."""
         tool = TASKS[self.task_type].tool

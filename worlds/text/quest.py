@@ -122,7 +122,10 @@ class Quest(World):
         return tuple(links), tuple(placed), tuple(facts.items())
 
     def key(self, instance: tuple) -> tuple:
-        """Return a key that ignores the order of a house's parts and the direction of links."""
+        """Return a key that is the same for instances of the same house and goal.
+
+        The order of the house's parts and the direction of links do not change the key.
+        """
         kind, links, furniture, facts, goal, _ = instance
         passages = frozenset([*links, *map(_reversed_link, links)])
         return (kind, goal, passages, frozenset(furniture), frozenset(facts))
@@ -216,7 +219,10 @@ class Quest(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """Return the things and places that a shortest plan may need, for `search`."""
+        """Return the things and places that a shortest plan may need.
+
+        `World.search` passes these things and places to `effects` as `only`.
+        """
         only = {*self.goal, *(name for name in facts if name.endswith("door"))}
         while True:
             containers = {facts[name] for name in only if name in facts}
@@ -297,7 +303,9 @@ def _reversed_link(link: Link) -> Link:
 
 
 def _possible_goals(house: tuple[tuple, tuple, tuple]) -> list[tuple[str, str]]:
-    """Return (item, place) for every item and every place where the item does not start."""
+    """Return (item, place) for every item and every place where the item does not start.
+
+    A place is a piece of furniture, or "you" for the player."""
     _, furniture, facts = house
     places = ["you", *(name for name, _ in furniture)]
     goals = []

@@ -87,7 +87,11 @@ class TextWorld(World):
         self.options = (game, w, o, q, rewards, goal)
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw the seed of a game. Making the game takes half a second, so `_start` does it."""
+        """Draw the seed of a game.
+
+        `_start` makes the game, because this takes half a second and some drawn games are never
+        played.
+        """
         return ("textworld", *self.options, int(rng.integers(2**31)))
 
     def _start(self, instance: tuple) -> None:
@@ -131,8 +135,8 @@ class TextWorld(World):
         for info in self.game.infos.values():
             if info.name and command == f"examine {drop_articles(info.name)}":
                 text += info.desc
-        # "[if open]..." begins a part that depends on the state. Keep only the whole sentences
-        # before it.
+        # In a description, "[if open]..." begins a part that depends on the state. Keep only the
+        # whole sentences before the first "[".
         fixed, conditional, _ = text.partition("[")
         return fixed.rpartition(".")[0] if conditional else fixed
 
@@ -230,7 +234,7 @@ class Scene:
         return exits
 
 
-@lru_cache(maxsize=512)  # the members of a group share the game
+@lru_cache(maxsize=512)  # cached, because the members of a group play the same game
 def textworld_game(kind: str, w: int, o: int, q: int, rewards: str, goal: str, seed: int):
     """Make a textworld.Game like `tw-make custom`, `tw-make tw-simple` or `tw-make tw-cooking`."""
     import textworld

@@ -1,7 +1,7 @@
 """Tools: answer questions with calls of a search, a calculator and a key-value store.
 
 `ToolUse` asks about the towns in documents.py, which are the same in every game. So a policy can
-learn them by heart. The key-value store differs from game to game.
+learn the facts about the towns by heart. The key-value store differs from game to game.
 `OwnData` takes items, passages and questions from a user's file.
 """
 
@@ -26,7 +26,7 @@ KEY = re.compile(r"\w{1,20}")  # a key that `put` accepts
 MAX_TEXT = 200  # characters of a call after the name of the tool
 MAX_SHOWN = 300  # characters of a document's text in a result
 MAX_ANSWERS = 100  # right answers that a `find` question may have
-MAX_STORED = 99  # the largest number in the store; the smallest is 11
+MAX_STORED = 99  # the largest number in the store of a new game; the smallest is 11
 
 
 class Step(NamedTuple):
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
     call: str
     proof: str  # the call is not needed once `ToolUse.proofs` contains this text
-    note: str  # the fact that the call shows, for `statements`
+    note: str  # the fact that the call shows; `ToolUse.statements` lists it
 
 
 class Task(NamedTuple):
@@ -47,7 +47,10 @@ class Task(NamedTuple):
 
 
 class ToolUse(Env):
-    """Tasks about the bundled towns. A task `find` takes 2 calls, `fetch` 3, `sum` 4, `put` 5."""
+    """Tasks about the bundled towns.
+
+    The optimal player makes 2 calls in a task `find`, 3 in `fetch`, 4 in `sum` and 5 in `put`.
+    """
 
     noun = "town"
 
@@ -75,8 +78,9 @@ class ToolUse(Env):
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
         """Draw a `find` question: which item has these attributes?
 
-        Returns: None if a search for the values that are texts shows no fitting item, or if more
-            than MAX_ANSWERS items fit."""
+        The optimal player searches for those of these attributes that are texts.
+        Returns: None if this search shows no fitting item, or if more than MAX_ANSWERS items
+            fit."""
         target = self._draw_item(rng)
         wanted = {}
         for key in rng.permutation(list(target.attributes)).tolist()[:2]:
@@ -161,7 +165,8 @@ class ToolUse(Env):
 
     def _draw_item(self, rng: np.random.Generator) -> Document:
         """Return a random document that a search for its own name finds."""
-        numbers = self.index.found_by_name(self.num_results)  # never empty: document 0 is found
+        numbers = self.index.found_by_name(self.num_results)
+        # The loop ends, because a search for the name of document 0 always finds document 0.
         while True:
             number = int(rng.integers(len(self.index.documents)))
             if number in numbers:
@@ -182,8 +187,8 @@ class ToolUse(Env):
         self.store = dict(task.store)
         self.steps = [Step(*step) for step in task.steps]
         self.last_calls = task.last_calls
-        # the results seen so far, as "document NAME", "key KEY" or "value NUMBER", and the calls
-        # made so far, as "call CALL"
+        # "document NAME" for each document found so far, "key KEY" for each key read,
+        # "value NUMBER" for each value calculated, "call CALL" for each call made
         self.proofs: set[str] = set()
         self.result = ""
 
@@ -258,7 +263,8 @@ class ToolUse(Env):
 
     def statements(self) -> list[str]:
         notes = [step.note for step in self.steps if step.proof in self.proofs]
-        # A thought is split at full stops before it is compared with these statements.
+        # A thought is split at full stops before it is compared with the statements, so a note with
+        # a full stop is left out.
         whole = [note for note in notes if "." not in note]
         return [f"Known {', '.join(whole) or 'nothing'}."]
 
@@ -279,7 +285,7 @@ class ToolUse(Env):
         return [*calls, self.last_calls[0]]
 
     def greedy(self) -> str:
-        """Search for the question, then answer with the last word of the result."""
+        """First search with the question as query, then answer with the last word of the result."""
         if not self.result:
             return f"search {self.question[:MAX_TEXT]}"
         return f"answer {self.result.rstrip('.').split()[-1][:MAX_TEXT]}"
@@ -302,13 +308,13 @@ class ToolUse(Env):
 
 
 class OwnData(ToolUse):
-    """Tasks about a user's file of items, passages and questions, with the tools of `ToolUse`.
+    """Tasks from a user's file (items, passages, questions), with the tools of `ToolUse`.
 
     If the file has questions, the questions are the tasks. Otherwise tasks about the items are
     drawn.
     """
 
-    runs_programs = True  # reading a file counts, too
+    runs_programs = True  # because it reads a file, see `Env.runs_programs`
 
     def __init__(
         self,
@@ -368,7 +374,7 @@ class OwnData(ToolUse):
         return ()
 
     def _search_for_answer(self, answer: str) -> tuple[Step, ...]:
-        """Return a search for a document's name that shows the answer; () if there is none."""
+        """Return a search whose query is a document's name and which shows the answer, or ()."""
         folded = answer.casefold()
         for document, text in zip(self.index.documents, self.index.folded, strict=True):
             if folded not in text or not has_answer(document, answer):
@@ -385,7 +391,9 @@ def town_index() -> Index:
 
 
 def possible_tasks(documents: list[Document]) -> tuple[str, ...]:
-    """Return the kinds of tasks that the items allow: `sum` and `put` need a whole number."""
+    """Return the kinds of tasks that the items allow.
+
+    `sum` and `put` need an attribute that is a whole number."""
     for document in documents:
         if any(is_whole(document, name) for name in document.attributes):
             return TASKS
@@ -402,7 +410,7 @@ def has_answer(document: Document, answer: str) -> bool:
 
 
 def normalized(call: str) -> str:
-    """Return the call in lower case, without articles, final full stop and extra spaces."""
+    """Return the call in lower case, without articles, final full stops and extra spaces."""
     return drop_articles(call.rstrip(".").casefold())
 
 
