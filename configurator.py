@@ -169,7 +169,7 @@ class Config:
     # environments to evaluate in, such as 'A + B'. '' = the environments of env; if env has a '>',
     # only the environments after the last '>'
     eval_env: str = ""
-    observation: Literal["grid", "coord", "relations"] = "grid"  # form of the observations
+    observation: Literal["grid", "coord", "relations"] = "grid"  # what grid worlds show
     # True: a reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
     think: bool = True
     max_turns: Count = 5  # maximum number of replies in a trajectory
