@@ -1,7 +1,7 @@
-"""Draw the algorithm: one iteration from games to new weights, for two small groups.
+"""Draw one iteration of RL, from games to new weights, with two small groups of games.
 
 `python -m studies.readme_pictures` writes the picture to docs/algorithm.png. The scores are
-made-up examples. The advantages are those of GRPO, (R - mean) / std.
+made-up examples. The advantages are those of GRPO: (R - mean) / std of the group's scores R.
 """
 
 from pathlib import Path

@@ -55,9 +55,9 @@ class Experiment:
 
 
 class Seconds(NamedTuple):
-    """Estimated seconds of the rollout and of the optimizer steps."""
+    """Estimated seconds, from which studies/reproduce.py computes the hours of a run."""
 
-    rollout: float  # for 128 trajectories
+    rollout: float  # for sampling 128 trajectories
     step: float  # for an optimizer step on 32 trajectories
 
 
@@ -125,8 +125,9 @@ def responses_per_prompt(group_size: int) -> Curve:
     num_groups = 128 // group_size
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
-    # A group of one trajectory has no variance, so the filter would drop all groups. With a batch
-    # of 128 trajectories, an iteration has one optimizer step, as with larger groups.
+    # A group of one trajectory has no variance, so the filter would drop all groups. Without the
+    # filter, all 128 trajectories are kept. They form one batch, because runs with larger groups
+    # also make one optimizer step an iteration.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,
@@ -141,14 +142,16 @@ def actions_per_turn(k: int) -> Curve:
 
 
 def collapsing() -> dict[str, Curve]:
-    """Return many methods at the learning rate 2e-3, at which StarPO collapses, and some methods at
-    lower rates.
+    """Return many methods at the learning rate 2e-3, at which most runs of StarPO collapse, and
+    some methods at lower rates.
 
-    An iteration samples 32 trajectories (dynamic sampling: up to 96). It makes four optimizer steps
-    on 8 trajectories each. With "one step" in its name, a method makes one step on all trajectories
-    that it keeps. With "two epochs" it makes eight steps. StarPO-S keeps 8 of the 32 trajectories,
-    so its four steps have 2 trajectories each.
-    Dynamic sampling and SAMPO drop groups of equal rewards, so they may make fewer than four steps.
+    An iteration samples 32 trajectories (dynamic sampling: up to 96). By default, an iteration
+    makes four optimizer steps on 8 trajectories each. A method with "one step" in its name makes
+    one step on all trajectories that it keeps. A method with "two epochs" in its name makes eight
+    steps. StarPO-S keeps only 8 of the 32 trajectories, so StarPO-S with four steps trains on 2
+    trajectories in each step.
+    Dynamic sampling and SAMPO drop groups in which all rewards are equal, so an iteration of these
+    two methods may have fewer than four steps.
     The bfloat16 engine is tried at 1e-3, where StarPO does not collapse in float32.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
@@ -201,11 +204,12 @@ def collapse_cell(*overlays: str, **overrides: object) -> Curve:
 
 
 def estimators() -> dict[str, Curve]:
-    """Return runs of tiny_best.py with different advantage estimators, at about equal CPU time.
+    """Return runs with the config tiny_best.py and different advantage estimators, at about equal
+    CPU time.
 
-    An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have 20
-    iterations, and runs without have 30. The runs of GAE keep all checkpoints, because
-    studies/credit/measure.py reads them.
+    An iteration with a critic takes about 1.5 times as long as an iteration without a critic, so
+    runs with a critic have 20 iterations, and runs without a critic have 30. The runs of GAE keep
+    all checkpoints, because studies/credit/measure.py reads them.
     """
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}
@@ -243,7 +247,7 @@ def echo_trap() -> dict[str, Curve]:
 
     Runs with equal seeds share a cold start: SFT on 120 games of a player that chooses a random
     arm. Runs named "at 2e-5" have the learning rate of smollm2.py. Runs without a rate in their
-    name have 8e-5."""
+    name have a learning rate of 8e-5."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
@@ -271,7 +275,7 @@ def jobs() -> dict[str, Curve]:
     """Return curves on bandits whose arms are named after jobs.
 
     Each curve has its own cold start (SFT). The two curves with one pair of jobs compare replies
-    with and without thoughts, like table 4 of the paper."""
+    with and without thoughts, like table 4 of arXiv 2504.20073."""
     one_pair = {"num_iterations": 12, "eval_every": 4}
     return {
         "bandit one pair, with thoughts": on_jobs("bandit_transfer", **one_pair),
@@ -594,7 +598,7 @@ def read_names(
 ) -> tuple[list[str], dict[str, Any]]:
     """Read a command line: one or more of the names in `known`, then options with keys of `extra`.
 
-    Raises: UserError if a name is unknown or missing, or if any other setting is given."""
+    Raises: UserError if no name is given, a name is unknown, or an option is not in `extra`."""
     names = list(takewhile(lambda word: not word.startswith("-"), argv))
     if not names or set(names) - set(known):
         given = " ".join(names) or "nothing"
@@ -622,7 +626,8 @@ def train_command(curve: Curve, scale: str, seed: int) -> Command:
 
 
 def sft_command(curve: Curve, scale: str, seed: int) -> Command | None:
-    """Return the command of the SFT whose model `train_command` loads; None without SFT."""
+    """Return the command of the SFT that trains the initial model of a run. If the curve has no
+    SFT, return None."""
     if curve.sft is None:
         return None
     files = files_at(curve.sft, scale)

@@ -13,8 +13,8 @@
 
 The same command continues an interrupted run. A finished run has a JSON file in studies/rows/, and
 is repeated only with --again=True. Curves with equal settings share their runs. From the JSON files
-the script writes a table (.md), points (.csv) and a picture (.png) into the folder of the study. It
-ignores runs of the tiny model that started from other weights than those in base/.
+the script writes a table (.md), points (.csv) and a picture (.png) into the folder of the study.
+The script ignores runs of the tiny model that started from other weights than those in base/.
 """
 
 from configurator import Config, UserError
@@ -34,11 +34,11 @@ from studies.experiments import (
 from support.terminal import run_main
 
 OPTIONS = {
-    "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = the default of the first experiment
+    "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = default of the first experiment named
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = the number in SCALES
     "only": "",  # run only the curves whose label contains this text
-    "again": False,  # repeat finished runs, too, for example to get their folders
+    "again": False,  # run finished runs again if their folders in out/runs/ are gone
     "dry_run": False,
     "draw": False,
 }
@@ -74,7 +74,7 @@ def choose_scale(names: Sequence[str], given: str) -> str:
 
 
 if __name__ == "__main__":
-    run_main(read_options, kind=None)  # reports mistakes before the slow imports
+    run_main(read_options, kind=None)  # reports wrong arguments before the slow imports
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -184,8 +184,8 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimate the hours of a run, without its SFT stage. If other seeds of the run are finished,
-    use the mean of their seconds per iteration."""
+    """Estimate the hours of a run, without its SFT stage. If runs that differ only in the
+    seed are finished, use the mean of their seconds per iteration."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)

@@ -151,7 +151,7 @@ def describe_machine() -> str:
 
 
 def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict[str, float]:
-    """Return the data and the CPU time that a run used.
+    """Return how much data and CPU time a run used.
 
     "demonstrations" counts each demonstration once, "times shown" each time that SFT trains on it.
     "instances" counts the initial states, one for each group. "tokens, expert" counts the tokens of

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from studies import tables
 
-DROP = 0.2  # fall of success that counts as a collapse
+DROP = 0.2  # success is low if it is at least DROP below the best success so far
 WINDOW = 3  # a sign compares the median over the latest WINDOW iterations with the first level
 FIRST = 5  # the first level of a metric is its median over iterations 1 to FIRST
 

@@ -14,7 +14,7 @@ from tools.plotting.arms import POLICIES, Wins
 from tools.plotting.tables import markdown, short_commit
 
 Rows = list[dict]  # results of one method, a dict ("row") for each seed; see studies/runs.py
-Curves = dict[str, Rows]  # label of a method -> its rows; [] if the method was not run
+Curves = dict[str, Rows]  # label of a method -> its rows; [] if no run is finished
 
 HEADINGS = (
     "curve",
@@ -44,7 +44,7 @@ each action before it chooses the next one. A player with "1 a turn" chooses one
 
 
 def wins_by_env(rows: Rows) -> dict[str, Wins]:
-    """Return scored environment -> successes. Training evaluates only the first environment."""
+    """Return environment -> wins, for all environments in which the runs were scored."""
     return {env: wins_in(env, rows) for env in rows[0]["successes"]}
 
 
@@ -57,6 +57,7 @@ def wins_in(env: str, rows: Rows) -> Wins:
 
 
 def wins_of_run(rows: Rows) -> Wins:
+    """Return the wins in the first environment. A row's "curve" is of this environment, too."""
     env = next(iter(rows[0]["successes"]))
     return wins_in(env, rows)
 
@@ -114,9 +115,10 @@ def table(curves: Curves, caption: str) -> str:
 
 
 def fill(page: str, contents: dict[str, str]) -> str:
-    """Replace the tables between the marks of a page.
+    """Replace tables of a page. A table is between the marks "<!-- table: NAME -->" and
+    "<!-- end of table -->".
 
-    Args: contents: NAME of the mark -> Markdown of the table.
+    Args: contents: NAME -> Markdown of the table.
     Raises: UserError if a mark is missing."""
     for name, content in contents.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end of table -->"

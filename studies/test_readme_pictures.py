@@ -50,7 +50,8 @@ def table_in_readme():
 def test_the_picture_shows_the_numbers_of_the_table_in_readme(panels):
     table = table_in_readme()
     assert len(table) == 4
-    # In studies/imitation/table.md, PPO takes 471 and 370 CPU seconds (8 and 6 minutes).
+    # In studies/imitation/table.md, PPO takes 471 CPU seconds (8 minutes) in Sokoban and 370 CPU
+    # seconds (6 minutes) in slippery FrozenLake.
     sokoban, lake = panels
     assert sokoban == "Sokoban, 6x6 rooms\n8 CPU-minutes of RL"
     assert lake == "FrozenLake, slippery\n6 CPU-minutes of RL"
@@ -108,7 +109,8 @@ def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tm
 
 
 def write_run(folder, *, moves):
-    """Write the folder of a run with three games: two lost in one turn, one won in three turns.
+    """Write the folder of a run with three games: two are lost after one turn each, and the third
+    is won after three turns.
 
     Args: moves: the direction in which the agent moves in the first turn of each game. The
         action of this turn is Right, so ["Down"] is a slip."""

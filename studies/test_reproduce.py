@@ -40,7 +40,8 @@ PAPER_SCALES = ("tiny", "full")
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """Go to a new folder with config/ and an empty studies/. Returns: the path of studies/."""
+    """Go to a new folder that has config/ and, in studies/, only empty folders. Returns: the path
+    of studies/."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
     for folder in ("rows", "papers", "credit", "collapse"):
@@ -132,7 +133,8 @@ def test_every_experiment_is_a_valid_run(scale):
 
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
 def test_curves_of_an_experiment_are_different_runs(name):
-    """`curve` drops overrides that equal a default. Two curves must not become equal by this."""
+    """`curve` drops overrides that equal a default. Two curves must differ even without the dropped
+    overrides."""
     curves = reproduce.EXPERIMENTS[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
@@ -148,7 +150,7 @@ def check_start(config, sft_stage, scale):
 
 
 def differences(one, other, scale="tiny"):
-    """Return the settings in which two curves, (experiment, label) each, differ."""
+    """Return the settings in which two curves differ. A curve is given as (experiment, label)."""
     a = asdict(settings_of(curve_of(*one), scale, 0))
     b = asdict(settings_of(curve_of(*other), scale, 0))
     return {key for key in a if a[key] != b[key]}
@@ -357,8 +359,8 @@ def test_points_of_two_seeds(results, monkeypatch):
     reproduce.show("fig6", "tiny")
     lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # Each seed has two evaluations. Besides these, seed 0 has one value of each metric in SERIES,
-    # and seed 1 has only two values of the reward.
+    # After the heading, the lines of seed 0 are two evaluations and one value of each metric in
+    # SERIES. The lines of seed 1 are two evaluations and two values of the reward.
     assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",
@@ -500,7 +502,8 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """Seed 0 is estimated from the row of seed 1, although the seed is in the path `model`."""
+    """The hours of seed 0 come from the row of seed 1, although the setting `model` is a path that
+    names the seed."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )

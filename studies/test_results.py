@@ -69,7 +69,8 @@ def test_the_comparison_page_is_that_of_its_rows():
     assert text == comparison.page(list(comparison.WORLDS))
 
 
-PLACES = {"out_dir", "model", "seed"}  # not compared: two runs of a method may differ in these
+# These settings are not compared, because two runs of one method can differ in them.
+PLACES = {"out_dir", "model", "seed"}
 
 
 @pytest.mark.parametrize("name", comparison.WORLDS)

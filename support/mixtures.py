@@ -88,7 +88,7 @@ def specs_that_run_programs(text: str) -> list[str]:
 
 
 def _parse_stages(text: str) -> list[Stage]:
-    """Read a curriculum, such as 'A @50 > B': A in iterations 0 to 49, then B."""
+    """Read a curriculum, such as 'A @50 > B': A in the first 50 iterations, then B."""
     _check_quotes(text)
     parts = [STAGE.fullmatch(part).groups() for part in split_unquoted(text, ">")]
     ends = [float(end or "inf") for _, end in parts]

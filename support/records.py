@@ -156,8 +156,9 @@ def note_filter(
 ) -> None:
     """Store in each trajectory whether the filter kept its group, and the group's filter value.
 
-    Args: values: (P,), one per group; the filter ranks groups by these values; groups:
-        indices of the kept groups."""
+    Args:
+        values: (P,), a value for each group, by which the filter ranks groups.
+        groups: indices of the kept groups."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
         group = index // group_size

@@ -126,8 +126,8 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 def _check_entries(out_dir: Path) -> None:
     """Check the files and folders in out_dir that a run would open.
 
-    Raises: UserError if one of them, or an entry of a model folder, is a link. UserError if one of
-        OPENED_FILES is not a plain file, or one of OPENED_FOLDERS is not a folder."""
+    Raises: UserError if one of them, or an entry of a folder in MODELS, is a link. UserError if one
+        of OPENED_FILES is not a plain file, or one of OPENED_FOLDERS is not a folder."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:

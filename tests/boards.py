@@ -22,8 +22,8 @@ LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
-# O is a hole in LAKE_BOARD and a target in ROOM_BOARD. Instances number the cells of a board row by
-# row, from 0.
+# O is a hole in LAKE_BOARD and a target in ROOM_BOARD. In an instance, each cell of a board is a
+# number; the cells are numbered row by row, from 0.
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
 ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
 
@@ -136,7 +136,10 @@ def symbols_seen(spec, seeds):
 
 
 def neighbours(board, symbol, border):
-    """Return the symbols above, below, left and right of `symbol`. `border` surrounds the board."""
+    """Return the symbols above, below, left and right of `symbol`.
+
+    A place outside the board has the symbol `border`.
+    """
     lines = board.split("\n")
     edge = border * (len(lines[0]) + 2)
     rows = [edge, *(border + line + border for line in lines), edge]
@@ -201,7 +204,7 @@ def assert_mean(values, reference, reference_values=256):
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)
-    tolerance = max(tolerance, 0.0005)  # a rate in `reference` is rounded to 0.1 %
+    tolerance = max(tolerance, 0.0005)  # a `reference` such as 0.192 is rounded to 0.1 %
     assert abs(values.mean() - reference) <= tolerance, (values.mean(), reference, tolerance)
 
 

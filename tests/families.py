@@ -77,8 +77,8 @@ SMOLLM2_TEMPLATE = """\
 {%- endif %}"""
 
 # If the system message contains "/system_override", the template leaves out the metadata: dates and
-# reasoning mode. Without this word and without tools, the published template writes no <|im_end|>
-# after the system message.
+# reasoning mode. Without "/system_override", the template writes no <|im_end|> after the system
+# message, like the published template without tools.
 SMOLLM3_TEMPLATE = """\
 {%- set system = messages[0].content %}
 {%- set thinks = enable_thinking is not defined or enable_thinking %}

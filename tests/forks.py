@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 
-import shared_fixtures  # noqa: F401 makes train.py importable
+import shared_fixtures  # noqa: F401  (this import makes train.py importable)
 
 import train
 from engines.vllm_engine import VLLM_ENVIRONMENT
@@ -30,7 +30,7 @@ def main(runs):
 def live(arguments, log, *, ranks=1, prepare=None):
     """Train in forks of this process, and append their output to the file `log`.
 
-    Args: prepare: each forked process calls it with its rank before training.
+    Args: prepare: a function that each forked process calls with its rank before training.
     Returns: the exit code of the first rank that failed (-N for signal N), else 0.
     """
     with socket.create_server(("localhost", 0)) as server:

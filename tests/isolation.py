@@ -12,11 +12,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Use the installed Chromium and games of ALFWorld, because tests only read them.
+# Use Chromium and ALFWorld's games in the user's cache, because tests only read them.
 CACHE = Path.home() / ".cache"
 os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
 os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
-# Keep the cache of vLLM: filling it takes 13 CPU seconds.
+# Keep the cache of vLLM between test runs: filling it takes 13 CPU seconds.
 os.environ["VLLM_CACHE_ROOT"] = str(Path(sys.prefix, "vllm_cache"))
 HOME = tempfile.TemporaryDirectory(prefix="nanoragen_home_")
 os.environ["HOME"] = HOME.name

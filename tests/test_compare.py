@@ -116,12 +116,12 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     grpo, rloo = two_arms
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    # With seeds 0, 1 and 2, RLOO is better by 2/8, 4/8 and 6/8. These have mean 0.5 and std 0.25.
-    # Student's t of three seeds is 4.3027.
+    # With seeds 0, 1 and 2, RLOO is better by 2/8, 4/8 and 6/8. These differences have mean 0.5 and
+    # std 0.25. Student's t of three seeds is 4.3027.
     seeds_part = 4.3027 * 0.25 / math.sqrt(3)  # 0.62104
     # Averaged over seeds, RLOO is better on the eight prompts by 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0.
-    # The method of the interval appends -1 and 1 to these eight values. The ten values have mean
-    # 0.4, mean square (2 + 8/9 + 2/9 + 2) / 10, variance 0.35111.
+    # `difference_interval` appends -1 and 1 to these eight values. The ten values have mean 0.4,
+    # mean square (2 + 8/9 + 2/9 + 2) / 10, variance 0.35111.
     prompts_part = 1.959964 * math.sqrt(0.351111 / 10)  # 0.36725
     half_width = math.hypot(seeds_part, prompts_part)  # 0.72150
     assert 0.5 - half_width == pytest.approx(-0.2215, abs=1e-4)
@@ -144,9 +144,10 @@ def test_a_certain_difference(two_arms, capsys):
     grpo, _ = two_arms
     best = [write_run(f"best_s{s}", [6, 6], seed=s, estimator="dr_grpo") for s in range(3)]
     compare.main([*grpo, "vs", *best, "--out=result"])
-    # The seeds agree, so only prompts vary. The difference is 1 for six of the eight prompts and 0
-    # for two. The method of the interval appends -1 and 1 to these eight values. The ten values
-    # have mean 0.6 and variance 0.44. The half width is 1.959964 * sqrt(0.044) = 0.41112.
+    # All seeds have equal results, so only the choice of prompts widens the interval. The
+    # difference is 1 for six of the eight prompts and 0 for two. `difference_interval` appends -1
+    # and 1 to these eight values. The ten values have mean 0.6 and variance 0.44. The half width is
+    # 1.959964 * sqrt(0.044) = 0.41112.
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     sentence = "The arm named first is better: the interval is above 0."
     assert line == f"- best - grpo: 75.0 [33.9, 100.0] points. {sentence}"
@@ -196,8 +197,8 @@ def test_dynamic_sampling_costs_the_tokens_of_all_sampled_groups():
 
 
 def test_a_start_that_reaches_the_success_of_some_seeds_is_named(two_arms, capsys):
-    """The run that starts at 50 % pays nothing. The other run pays 3 CPU seconds and 640 tokens.
-    The means are 1.5, shown as 2, and 320."""
+    """The run that starts at 50 % success reaches 50 % at no cost. The other run needs 3 CPU
+    seconds and 640 tokens. The mean costs are 1.5 CPU seconds, shown as 2, and 320 tokens."""
     late = write_run("mixed_s0", [4, 4], seed=0, estimator="dr_grpo")
     early = write_run("mixed_s1", [4, 4], start=4, seed=1, estimator="dr_grpo")
     compare.main([late, early, "--threshold=50"])

@@ -493,8 +493,8 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
-    # The filter keeps a quarter of 128 trajectories, so an iteration has one optimizer step. In
-    # guess_grpo the filter keeps half of 256, so an iteration has four steps.
+    # The filter keeps a quarter of 128 trajectories, one batch of 32, so an iteration has one
+    # optimizer step. In guess_grpo the filter keeps half of 256, so an iteration has four steps.
     num_trajectories = {"guess_grpo": 256}.get(name, 128)
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 

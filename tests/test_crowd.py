@@ -65,7 +65,7 @@ def test_players_choose_several_steps_ahead_without_touching_the_game():
 
 def test_the_careful_player_never_pushes_a_box_into_a_corner():
     # ######
-    # #__X_#      (row, column) from 1: the box X is at (2,4), the target O at (3,5).
+    # #__X_#      Counted from 1, the box X is in row 2, column 4, the target O in row 3, column 5.
     # #___O#
     # #____#
     # ######

@@ -163,12 +163,12 @@ def samples_by_hand(wins):
 def test_scores_of_several_samples_by_hand():
     played = samples_by_hand(["1000", "0000", "1110"])
     found = score(played)
-    # For the prompts in this order, pass@2 is 1 - 3/6, 0 and 1 - 0/6, and pass@4 is 1, 0 and 1.
+    # For these three prompts, pass@2 is 1 - 3/6, 0 and 1 - 0/6, and pass@4 is 1, 0 and 1.
     pass_at = {key: found[key] for key in found if "pass@" in key}
     assert pass_at == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
     # The prompts have rates 1/4, 0 and 3/4, and success_interval() appends 0 and 1. The variance of
-    # these five is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. A single game of rate 1/3 has
-    # variance 2/9.
+    # these five is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. A single game that is won with
+    # probability 1/3, the mean rate, has variance 2/9.
     num_trials = 3 * (2 / 9) / 0.165
     assert success_interval(played) == pytest.approx(wilson_interval(num_trials / 3, num_trials))
     single = samples_by_hand("10")
@@ -185,7 +185,7 @@ def test_scores_of_several_samples_by_hand():
 
 
 def test_prompts_may_have_different_numbers_of_samples():
-    """pass@2 is 1 for 1110, 1 for 10 and 2/3 for 001."""
+    """pass@2 is 1 for a prompt with the results 1110, 1 for 10 and 2/3 for 001."""
     found = score(samples_by_hand(["1110", "10", "001"]))
     assert found["pass@2"] == pytest.approx((1 + 1 + 2 / 3) / 3)
     assert [key for key in found if "@" in key] == ["pass@2"]
@@ -194,8 +194,8 @@ def test_prompts_may_have_different_numbers_of_samples():
 
 
 def test_rows_are_paired_with_one_of_them():
-    """Row p has the rates 1, 0.5, 0. Row q has the rates 0.5, 0, 0. Their mean difference is
-    1/3."""
+    """On the three prompts, row p has success rates 1, 0.5, 0, and row q has 0.5, 0, 0. The mean of
+    p - q is 1/3."""
     models = {"m": ["11", "11", "11"], "n": ["00", "00", "00"]}
     players = {"p": ["11", "10", "00"], "q": ["10", "00", "00"], "r": ["00", "00", "00"]}
     rows = {}
@@ -205,9 +205,9 @@ def test_rows_are_paired_with_one_of_them():
     *lines, m_is_apart, n_is_apart = differences(rows, "r").split("\n")[1:]
     assert m_is_apart.startswith("  m is not pooled") and n_is_apart.startswith("  n is not pooled")
     found = dict(line.strip().split(": ") for line in lines)
-    # n - r is 0 for all three prompts. The interval counts two more prompts, with the differences
-    # +1 and -1. The variance over these five prompts is 2 / 5, so the variance of the mean is 2 /
-    # 25.
+    # Row n minus row r is 0 for all three prompts. The interval counts two more prompts, with the
+    # differences +1 and -1. The variance over these five prompts is 2 / 5, so the variance of the
+    # mean is 2 / 25.
     assert found["n"] == "0.0 [-55.4, 55.4]" and found["m"].startswith("100.0 [")
     assert list(found) == ["m", "n", "p", "q"]
     assert "  p: 33.3 [" in differences(rows, "q")

@@ -211,7 +211,7 @@ def success_lines(env: str, arms: Sequence[Arm]) -> list[str]:
     for arm in arms:
         cells = [cell(arm.name), ", ".join(str(seed) for seed in arm.seeds())]
         cells += [rate_text(arm.wins(env, stage)) for stage in POLICIES]
-        best = "not measured"  # only the first environment is scored during training
+        best = "not measured"  # curves hold only the first environment
         if is_first:
             best = f"{100 * np.mean([best_success(run) for run in arm.runs]):.1f}"
         lines.append([*cells, best])

@@ -3,9 +3,9 @@
     python -m tools.replay out/frozenlake_ppo --record=out/frozenlake_ppo/eval_final.jsonl
 
 A record is a file with the trajectories of evaluations: eval_start.jsonl or eval_final.jsonl of a
-run, or a file that eval.py --jsonl wrote. Replay needs no model, because the record holds the
-replies. The command fails if a new trajectory differs from the recorded trajectory. --json, --jsonl
-and --against work as in eval.py.
+run, or a file that --jsonl of eval.py, tools.api_models or tools.replay wrote. Replay needs no
+model, because the record holds the replies. The command fails if a new trajectory differs from the
+recorded trajectory. --json, --jsonl and --against work as in eval.py.
 """
 
 from configurator import Config, UserError, printable

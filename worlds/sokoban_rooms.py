@@ -79,8 +79,8 @@ def reverse_play(
 
     Played backward, the same moves push the boxes onto the targets, so the room can be solved.
 
-    A move pulls the box behind the player, if there is one. A state can be the best only if no box
-    and no player is on a target. The best of these states has the largest product of
+    A move pulls the box behind the player, if there is one. A state can be the best only if neither
+    a box nor the player is on a target. The best of these states has the largest product of
     - the number of switches to another box, the first pull included, and
     - the total Manhattan distance of the boxes to their targets.
 

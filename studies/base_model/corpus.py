@@ -39,7 +39,7 @@ from tools.demonstrations import recite
 from worlds.bandit import Bandit
 
 PRETRAINING = str(Path(__file__).parent / "config" / "pretraining.py")
-SEED_CORPUS = 14  # separates the random streams of this file from others
+SEED_CORPUS = 14  # makes the random streams of this file differ from those of other files
 
 LAKE = "frozenlake:frozen_prob=0.8,success_rate=1"
 SOKOBAN = "sokoban:search_depth=300"
@@ -182,7 +182,8 @@ def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
 
 
 def draw_symbols(rng: np.random.Generator) -> str:
-    """Draw seven symbols for Sokoban. No symbol means what it means in the held-out "newvocab"."""
+    """Draw seven symbols for Sokoban. No symbol gets the meaning that it has in the held-out set
+    "newvocab"."""
     while True:
         symbols = "".join(rng.choice(list(SYMBOLS), 7, replace=False))
         pairs = zip(symbols, Sokoban.SYMBOLS["newvocab"], strict=True)

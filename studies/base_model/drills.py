@@ -13,8 +13,8 @@ from grids import FrozenLake, Grid
 from rollout import Trajectory
 
 # The kinds of questions. A kind that is listed four times is drawn four times as often. "line"
-# stands for "Row 1", "Column 1" and so on, "move" for the name of an action. Every other kind, such
-# as "Where", is itself the question.
+# stands for "Row 1", "Column 1" and so on. "move" stands for the name of an action. Every other
+# kind, such as "Where", is itself the question.
 KINDS = [
     "Where",
     "Where",
@@ -44,8 +44,8 @@ class DrillRecord(TurnRecord):
 class Drill(Episode):
     """An episode of questions about a board of a grid world. A right answer earns a reward of 1.
 
-    The question "Left" asks for the board after the action Left, without slip. The questions after
-    it are about this new board."""
+    The question "Left" asks for the board after the action Left, without slip. The drill executes
+    the action, so later questions are about the new board."""
 
     def __init__(self, env: Grid, questions: list[str], rng: np.random.Generator):
         super().__init__(env, Config())

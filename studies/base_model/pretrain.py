@@ -73,8 +73,8 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return the documents of this rank in a step, in packs. A pack is one forward and backward
-    pass."""
+    """Return the packs that this rank trains on in a step. A pack holds the documents of one
+    forward and backward pass."""
     progress = step / config.sft_steps
     packs = []
     for index in range(parallel.rank(), config.sft_batch_size, parallel.world_size()):

@@ -59,8 +59,9 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
         num_attention_heads=width // HEAD_DIM,
         num_key_value_heads=1,
         max_position_embeddings=4096,
-        # With rope_theta 500 and initializer_range 0.09, a model of this size copies a board after
-        # 150 steps. With Qwen2's 10,000 and 0.02, it still cannot copy a board after 250 steps.
+        # With rope_theta 500 and initializer_range 0.09, a tiny model copies a board after 150
+        # steps. With Qwen2's rope_theta 10,000 and initializer_range 0.02, a tiny model still
+        # cannot copy a board after 250 steps.
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         initializer_range=0.09,
         vocab_size=VOCAB_SIZE,

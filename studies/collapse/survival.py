@@ -51,7 +51,7 @@ FAMILIES = {  # beginning of a method's name -> its line in collapse.png; the fi
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried by `fit`
-SPIKES = (3.0, 10.0)  # a spike is a grad_norm > factor * median(grad_norm[:FIRST])
+SPIKES = (3.0, 10.0)  # factors: a spike is a grad_norm > factor * median(grad_norm[:FIRST])
 
 FOLDER = Path("studies/collapse")
 Row = dict  # the record of one run, see studies/runs.py
@@ -151,8 +151,8 @@ def first_warning(row: Row) -> list[int]:
 
 
 def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
-    """Return the sign with the factor of the best F1 on these runs. If factors tie, the largest one
-    is chosen."""
+    """Return a sign of this metric with the factor of FACTORS that has the best F1 on these runs.
+    If factors tie, the largest one is chosen."""
     signs = [Sign(metric, rises, factor) for factor in FACTORS]
     return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
 
@@ -207,7 +207,8 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
             collapsed_without_spike.append(collapse is not None)
         elif collapse is None:
             num_no_collapse += 1
-        elif spike <= collapse:  # if equal, the spike came first: evaluations follow updates
+        elif spike <= collapse:
+            # If spike == collapse, the spike came first, because evaluations follow updates.
             num_then_collapse += 1
         else:
             num_after_collapse += 1

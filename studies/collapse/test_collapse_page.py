@@ -122,7 +122,8 @@ def test_the_factor_with_the_best_f1_is_chosen():
         make_row(fall, entropy=[1.0] * 15 + [3.5] * 15),
         make_row([0.9] * 6, entropy=[1.0] * 15 + [1.8] * 15),
     ]
-    # With a factor of 1.5 the second run is a false alarm. With 4 the collapse is missed.
+    # With a factor of 1.5 the second run is a false alarm. With a factor of 4 the sign misses the
+    # collapse of the first run.
     assert fit("entropy", True, rows) == Sign("entropy", True, 3.0)
 
 

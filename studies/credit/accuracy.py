@@ -19,7 +19,7 @@ from numpy import ndarray
 from support.statistics import jackknife_interval
 
 DECIDED = 2.0  # the sign of an advantage is known if abs(advantage) > DECIDED * standard error
-# studies/credit/README.md defines these measures; report.py has their names in tables
+# studies/credit/README.md defines these measures; HEADINGS in report.py has their table headings
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 
@@ -63,10 +63,11 @@ class Truth:
 
     def rank_reliability(self) -> float:
         """The expected rank correlation of the estimated advantages with estimates from as many new
-        draws, or NaN.
+        draws.
 
-        The formula of Spearman and Brown predicts it from the correlation of two estimates, each
-        from half of the draws."""
+        The formula of Spearman and Brown predicts this correlation from that of two estimates, each
+        from half of the draws. The result is NaN if the two estimates do not correlate positively.
+        """
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
@@ -82,7 +83,8 @@ class Truth:
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
-        wanted = ceiling**2  # reliability with m draws: spread / (spread + noise of one draw / m)
+        # With m draws, the squared correlation is spread / (spread + noise of one draw / m).
+        wanted = ceiling**2
         return num_draws * self.noise.mean() / self.spread() * wanted / (1 - wanted)
 
 
@@ -96,9 +98,9 @@ def measure(
 ) -> dict[str, list[float]]:
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
-    Args: credits: (K,). alternatives: (K,) credits if the game goes on differently after the reply.
-        reference: (K,) credits of GRPO, for the measure "gain". games: (K,) index of each turn's
-        game. clusters: (K,) index of each turn's board.
+    Args: credits: (K,). alternatives: (K,) credits if the turn's game goes on differently after the
+        reply. reference: (K,) credits of GRPO, for the measure "gain". games: (K,) index of each
+        turn's game. clusters: (K,) index of each turn's board.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -136,7 +138,7 @@ def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     subtracted from both.
 
     The correlation is corrected for noise. It is 0 if the credits within each game are equal.
-    Otherwise it is NaN if the advantages within games differ by noise only.
+    Otherwise it is NaN if noise explains all variance of the estimated advantages within games.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -158,9 +160,10 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 
 
 def right_signs(credits: ndarray, truth: Truth) -> float:
-    """Return the share of turns whose credit has the sign of the true advantage, or NaN.
+    """Return the share of turns whose credit has the sign of the true advantage.
 
-    Only turns whose true sign is known (`is_decided`) count. A credit of 0 counts as half right."""
+    Only turns whose true sign is known (`is_decided`) count; NaN if there are none. A credit of 0
+    counts as half right."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan
@@ -182,9 +185,11 @@ def variance_shares(
         luck = mean((credits - alternatives)**2) / 2 / variance(credits)
         bias = 1 - signal - luck
 
-    Args: credits: (K,). alternatives: (K,) credits if the game goes on differently after the reply.
+    Args: credits: (K,). alternatives: (K,) credits if the turn's game goes on differently after the
+        reply.
 
-    Returns: zeros if all credits are equal; NaN if the true advantages differ by noise only.
+    Returns: zeros if all credits are equal; NaN if noise explains all variance of the estimated
+        advantages.
     """
     total = variance_of(credits)
     if total <= 1e-12 * max(1.0, float((credits**2).mean())):

@@ -16,7 +16,7 @@ from support.settings_history import read_earlier
 
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
-    "draws": 16,  # games continued from before each reply, and as many from after each reply
+    "draws": 16,  # continuations from the state before each turn; as many from after its reply
     "out": "out/credit",
 }
 
@@ -82,8 +82,7 @@ def _earlier_of(folder: str) -> tuple:
 
 
 def _credit_settings(config: Config) -> Config:
-    """Return the settings, changed to native rewards and loss on replies only, without filter and
-    without KL term.
+    """Return the settings, but with native rewards, loss on replies only, no filter, no KL term.
 
     Raises: UserError if num_groups or group_size is below 2, or if env is not a single frozenlake
         or sokoban."""

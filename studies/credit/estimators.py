@@ -125,11 +125,12 @@ def credits_of_alternatives(
 ) -> np.ndarray:
     """Return the credit (K,) that each turn gets if its game goes on differently after the reply.
 
-    In each call of the estimator, an alternative replaces at most one game of every group, so the
-    rest of the group stays as it was.
+    For each call of the estimator, at most one game in each group is replaced by an alternative, so
+    the rest of the group stays as it was.
 
-    Args: alternatives: K games, one for each turn. Each game repeats the original up to the turn's
-        reply, and goes on with new random numbers."""
+    Args: alternatives: K games, one for each turn. Each alternative repeats the original game up to
+        and including the turn's reply. New random numbers decide the reply's slips and all that
+        follows."""
     starts = first_turns(games)
     credits = np.full(starts[-1], np.nan)
     for changes in rounds_of_turns(games, learner.config.group_size):
@@ -144,7 +145,7 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the index of each game's first turn among all K turns, then K, (games + 1,)."""
+    """Return the index of each game's first turn among all K turns, and K as last, (games + 1,)."""
     return np.cumsum([0, *(game.num_turns for game in games)])
 
 

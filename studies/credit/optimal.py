@@ -1,6 +1,6 @@
 """Compute exact values of optimal play on FrozenLake and Sokoban.
 
-The limits on turns and actions are those of the policy. In each turn a player chooses 1 to
+The optimal player has the policy's limits on turns and actions. In each turn a player chooses 1 to
 `actions_per_turn` actions before it sees the result of any. The value of a state is the largest
 expected sum of rewards from this state to the end of the game.
 """
@@ -35,7 +35,7 @@ def state_value(episode: Episode) -> float:
 
 
 def reply_value(episode: Episode, actions: list[str]) -> float:
-    """Return the expected sum of rewards of a turn with these actions, followed by optimal play.
+    """Return the expected sum of rewards of a turn with these actions and of optimal play after it.
 
     The turn's format penalty and its bonus from `think_reward` are left out."""
     env = episode.env
@@ -52,8 +52,8 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 
 
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the exact advantage of each reply under optimal play, (K,) float64: expected reward of
-    the reply followed by optimal play, minus `state_value` before the reply."""
+    """Return the exact advantage of each reply under optimal play, (K,) float64: expected sum of
+    rewards of the reply and of optimal play after it, minus `state_value` before the reply."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -106,7 +106,7 @@ def lake_values(
     budget: int,
     max_turns: int,
 ) -> np.ndarray:
-    """Return the probability, [turns left, cell, actions left], that optimal play reaches the goal.
+    """Return the probability that optimal play reaches the goal, [turns left, cell, actions left].
 
     Returns: (max_turns + 1, cells, budget + 1) float64."""
     single_moves = lake_transitions(size, holes, goal, success_rate)

@@ -37,7 +37,7 @@ from tools.plotting.tables import markdown
 
 PAGE = Path("studies/credit/README.md")
 CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
-SUMMARIES = [  # expected types of the fields that are read (support/json_shapes.py)
+SUMMARIES = [  # the fields that are read from CREDIT, and their types (support/json_shapes.py)
     {
         "env": str,
         "label": str,
@@ -82,8 +82,8 @@ def results_of(
 ) -> list[Result]:
     """Return a result for each estimator that trained policies in the environment `world`.
 
-    Args: curves: "WORLD ESTIMATOR" -> rows of its runs. summaries: the entries of CREDIT about
-        `world`, one for each checkpoint.
+    Args: curves: label "WORLD ESTIMATOR" -> the record of each run. summaries: the entries of
+        CREDIT about `world`, one for each checkpoint.
 
     Raises: UserError if all runs have the same seed, or if an estimator has fewer seeds than others
         or no accuracy."""

@@ -1,4 +1,4 @@
-"""Continue games from the exact state before any turn, to estimate its value by Monte Carlo.
+"""Continue games from the exact state before a turn, to estimate the state's value (Monte Carlo).
 
 The mean return of m continuations with new random numbers is an unbiased estimate of the value of
 the state under the policy that plays.
@@ -19,7 +19,7 @@ import numpy as np
 from dialogue import Chat, Episode
 from rollout import Reply, Rollout, RolloutScheduler, Trajectory, make_episode
 
-if TYPE_CHECKING:  # imports torch, which takes seconds
+if TYPE_CHECKING:  # engine.py imports torch, which takes seconds
     from engine import Engine
 
 # Each purpose has its own random stream.
@@ -79,7 +79,9 @@ def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
 
 
 def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
-    """Execute the next reply of the original in a restored game, with new slips."""
+    """Execute the original game's next reply in a restored game.
+
+    The reply's slips are new if `freshen` was called first."""
     turn = original.turns[game.num_turns]
     reply = Reply(
         turn.text,
@@ -103,7 +105,7 @@ class Player:
     config: Config
 
     def play(self, games: Sequence[RecordedGame], noise_seed: Sequence[int]) -> None:
-        """Play all games at once, each from its present state to its end."""
+        """Play all games concurrently, each from its present state to its end."""
         under_way = [game for game in games if not game.done]
         scheduler = ContinuingScheduler(
             self.engine,

@@ -32,7 +32,7 @@ def read_regret(argv: list[str]) -> tuple[Config, dict[str, str]]:
 
 
 if __name__ == "__main__":
-    run_main(read_regret)  # reports mistakes before the slow imports
+    run_main(read_regret)  # reports wrong arguments before the slow imports
 
 from collections import Counter
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ HEADINGS = (
 
 
 class Losses(NamedTuple):
-    """How much expected reward a game lost against optimal play: too_long + rest."""
+    """A game's loss of expected reward compared with optimal play: the sum of too_long and rest."""
 
     too_long: float  # loss from the actions that follow the best moment to end a turn
     rest: float
@@ -120,7 +120,7 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
-    """Format how many actions an optimal player would choose in the states before the turns."""
+    """Format how many actions the environment's planner chooses in the state before each turn."""
     counts = Counter()
     for game in games:
         for state in game.states:

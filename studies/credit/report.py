@@ -52,7 +52,7 @@ Numbers = dict[str, list[float]]  # measure -> [value, half-width of its 95 % in
 
 @dataclass
 class Summary:
-    """Means over the runs of a method (one for each seed), in one environment at one checkpoint."""
+    """Means of facts and measures at one checkpoint, over runs that differ only in the seed."""
 
     env: str
     method: str  # the estimator that trained the policy

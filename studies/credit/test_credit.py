@@ -153,7 +153,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     values = np.array(values)
     replies = values + np.array(advantages)
     assert len(found.values) == len(values) > 25
-    # A return is 0 or 1, so its variance is p (1 - p).
+    # A return is 1 with probability p and 0 otherwise, so its variance is p (1 - p).
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
     assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
     common = variance > 1e-3  # where errors are about normally distributed
@@ -317,7 +317,8 @@ def test_reply_value_averages_over_slips():
     env.size, env.holes, env.goal, env.player = 2, frozenset([2]), 1, 0
     env.num_actions = 0
     # Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with 0.1. Three
-    # turns are left after this turn, so the value of cell 0 is then 0.892.
+    # turns are left after this turn. The value of cell 0 is then 0.892, like slippery[3, 0, 3] in
+    # the first test of optimal play.
     assert reply_value(episode, ["right"]) == pytest.approx(0.8 + 0.1 * 0.892)
     assert reply_value(episode, ["fly"]) == pytest.approx(0.892)
 
@@ -428,7 +429,7 @@ def test_shares_separate_bias_from_luck():
     assert variance_shares(constant, constant, truth) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.filterwarnings("error")  # numpy must not warn if the jackknife leaves one turn
+@pytest.mark.filterwarnings("error")  # numpy must not warn if the jackknife keeps only one turn
 def test_a_truth_of_noise_alone_is_not_known():
     truth = Truth(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros((2, 2)))
     assert truth.spread() < 0 and truth.draws_for(0.95) == np.inf

@@ -48,7 +48,7 @@ ENVS = ("frozenlake:success_rate=0.8", "sokoban:size=6,boxes=1")
 
 
 def facts_of(game):
-    """Return the parts of a game that are exactly equal if its random numbers are repeated."""
+    """Return the parts of a game that a replay with the same random numbers repeats exactly."""
     facts = []
     for turn in game.trajectory.turns:
         facts.append((turn.prompt_ids, turn.response_ids, turn.reward, turn.observation))
@@ -130,7 +130,8 @@ def test_critic_estimators_need_a_critic(played):
 
 def test_alternatives_replace_one_turn_of_a_group_at_a_time(played):
     """GRPO compares only games of one group, so replacing a game changes no credit in other groups.
-    Whatever the estimator, `credits_of_alternatives` replaces a game of each group at once."""
+    So `credits_of_alternatives` may replace one game in each group before it calls `credits_of`. It
+    does this for all estimators, not only for GRPO."""
     learner, games, player = played("gae")
     alternatives = monte_carlo(player, games, 2).alternatives
     settings = ESTIMATORS["GRPO by turn"]

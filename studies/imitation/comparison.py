@@ -6,9 +6,10 @@
     python -m studies.imitation.comparison frozenlake --show=True  # print the recorded rows
 
 Every model and scripted player plays 16 games on each of 256 fixed prompts. A *row* is a JSON file
-in studies/imitation/rows/ with settings, commit, costs, and games won on each prompt. The script
-writes studies/imitation/table.md from the rows. The script ignores a row if base/ now has other
-weights than when the row was made. An interrupted run continues when the command starts again.
+in studies/imitation/rows/ with the commit and the games won on each prompt, and for a training run
+also its settings and costs. The script writes studies/imitation/table.md from the rows. The script
+ignores a row if base/ now has other weights than when the row was made. An interrupted run
+continues when the command starts again.
 """
 
 from configurator import UserError, load_config
@@ -75,7 +76,7 @@ class World(NamedTuple):
 
     title: str
     files: tuple[str, ...]  # names of the files in config/ that set the environment
-    methods: dict[str, Method]  # name of its row in table.md -> method
+    methods: dict[str, Method]  # name of a row in table.md -> its method
     headline: str  # the method whose success is compared with that of each row
     overlays: tuple[str, ...] = ()  # names of config files that are read after models/tiny.py
 
@@ -108,11 +109,12 @@ def methods_of(
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
     """Return StarPO-S, GiGPO and SAMPO, as name of the row in table.md -> method.
 
-    The numbers of iterations are chosen so that a run takes about the CPU time of PPO.
+    The numbers of iterations were meant to give a run about the CPU time of PPO. In
+    table.md these runs take 0.9 to 1.4 times the CPU time of PPO.
 
     Args:
         star_po_s: RL iterations of StarPO-S.
-        later: RL iterations of GiGPO, and also of SAMPO.
+        later: RL iterations, the same number for GiGPO and SAMPO.
         overrides: settings of GiGPO and SAMPO.
     """
     ppo = (f"{name}_ppo",)
@@ -154,8 +156,9 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
     return World(title, (name,), methods, headline, overlays)
 
 
-# Settings of RL in Sokoban. Its games are longer than those of FrozenLake, so an iteration has 16
-# groups instead of 32. Its rewards are ten times as large, so the penalty is -1.0 instead of -0.1.
+# Settings of RL in Sokoban, except for StarPO-S. Sokoban's games are longer than FrozenLake's, so
+# an iteration has 16 groups instead of 32. Sokoban's rewards are ten times FrozenLake's, so the
+# format penalty is -1.0 instead of -0.1.
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
@@ -386,7 +389,7 @@ def is_finished(world: str, method: str, seed: int) -> bool:
 
 
 def page(names: Sequence[str]) -> str:
-    """Return the text of table.md: a table for each of the worlds that has rows."""
+    """Return the text of table.md: an introduction, and a table for each world with rows."""
     parts = [INTRODUCTION]
     for name in names:
         lines = world_lines(name)
@@ -424,9 +427,10 @@ def world_lines(name: str) -> list[str]:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Format a - b in %, paired by prompt and, if len(a) == len(b), by seed.
+    """Format the mean of a - b in % with its interval; a and b are paired by prompt.
 
-    Args: a, b: shares of games won, (seeds, prompts)."""
+    If len(a) == len(b), they are also paired by seed; otherwise b is averaged over its seeds.
+    Args: a, b: shares of games won, of shape (seeds, prompts)."""
     if len(a) != len(b):
         b = b.mean(axis=0, keepdims=True)
     return difference_text(a, b)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
 
-Run = Sequence[dict]  # the rows of metrics.jsonl
+Run = Sequence[dict]  # the metrics of each iteration, as in metrics.jsonl
 
 
 class Panel(NamedTuple):
@@ -76,7 +76,8 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     with picture(path, width=8.25, height=2.7) as figure:
         for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
             draw_panel(axes, panel, curves, looks)
-        draw_legend(figure, looks)  # no numbers of seeds: they differ between the rates
+        # The legend does not say how many seeds a method has: the number differs between the rates.
+        draw_legend(figure, looks)
 
 
 def looks_of(curves: dict[str, list[Run]]) -> dict[str, dict]:

@@ -1,9 +1,9 @@
-"""Write the tables and pictures of README.md, and docs/echo_trap.png, from runs of SmolLM2-135M.
+"""Write the tables and pictures of studies/real_model/README.md, and docs/echo_trap.png.
 
     python -m studies.reproduce echo_trap jobs     # the runs
     python -m studies.real_model.page              # seconds
 
-README.md defines collapse, fall and sign.
+The tables and pictures show runs of SmolLM2-135M. The README.md defines collapse, fall and sign.
 """
 
 from configurator import UserError
@@ -52,7 +52,7 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-GAMES = {  # environment -> its arms, the better arm second
+GAMES = {  # environment -> its arms in the table; of two arms, the second is better
     "bandit:pair=phoenix": "Phoenix, Dragon",
     "bandit:pair=engineer": "Engineer, Teacher",
     "bandit:pair=trader": "Trader, Librarian",
@@ -72,7 +72,7 @@ Row = dict  # the results of a run (studies/runs.py)
 
 
 def main(argv: list[str]) -> None:
-    """Write the pictures and tables. Raises: UserError if no run is finished."""
+    """Write the pictures and tables. Raises: UserError if no run of echo_trap is finished."""
     refuse_arguments(argv)
     finished = finished_of("echo_trap")
     if not finished:
@@ -216,7 +216,7 @@ def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
 def difference_lines(curves: dict[str, list[Row]]) -> list[str]:
     """Return a table of the difference in success after RL, StarPO-S minus StarPO.
 
-    A difference is over the seeds that both methods have."""
+    Each line has one learning rate, and only the seeds that both methods have at this rate."""
     lines = []
     for suffix, rate in ((AT_LOW_RATE, "2e-5"), ("", "8e-5")):
         starpo, starpo_s = (wins_by_seed(curves.get(name + suffix, [])) for name in SHOWN)

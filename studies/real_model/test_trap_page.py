@@ -15,8 +15,8 @@ from tools.sft import read_sft
 def row_of(successes, lengths, seed=0):
     """Return the record of a run.
 
-    Args: successes: in evaluations, before RL and after every 5 iterations. lengths: mean length of
-        the replies in each iteration."""
+    Args: successes: success of the evaluations before RL (always 0.5) and after every 5 iterations.
+        lengths: mean length of the replies in each iteration."""
     flat = [0.4] * len(lengths)
     series = {
         "success": flat,
@@ -53,7 +53,7 @@ def test_a_run_in_one_line():
 
 def test_a_run_loses_the_form_of_replies():
     valid = [1.0] * 10
-    valid += [0.25, 0.25, 0.5]  # 0.5 is not below page.LOST, so the loss begins later
+    valid += [0.25, 0.25, 0.5]  # 0.5 is not below page.LOST, so the form is lost later
     valid += [0.25] * 7
     row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
     row["series"]["valid_frac"] = valid
@@ -61,13 +61,14 @@ def test_a_run_loses_the_form_of_replies():
     assert line == "| StarPO | 0 | 50 | 100 at 5 | no | 14 | 100 at 20 | 41 |"
     # The median reply length of iterations 10 to 12 is 60. From 14 on, most replies are invalid.
     assert page.sign_cell(row, page.SIGNS["replies grow by half"]) == "12: 2 before"
-    row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4  # a loss needs five iterations
+    # A run loses the form only if at least five iterations (page.LAST) are below page.LOST.
+    row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4
     assert page.form_loss(row) is None
 
 
 def test_a_sign_is_early_late_or_false():
     longer = page.SIGNS["replies grow by half"]
-    # The median length of iterations 7, 8 and 9 is 40, twice the first level.
+    # The median length of iterations 7, 8 and 9 is 40, twice the median of iterations 1 to 5.
     assert page.sign_cell(COLLAPSED, longer) == "9: 6 before"
     # In this run the sign begins at 13, after the last good evaluation at 10.
     late = row_of([0.5, 1.0, 0.9, 0.3, 0.2], [20] * 11 + [40] * 9)

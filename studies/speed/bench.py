@@ -9,16 +9,15 @@
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
 config/models/tiny.py, with a few changes (LAKE and BANDIT in bench.py). Config files and
---key=value override these settings. But head and scale have fixed settings, and ignore such
-arguments:
+--key=value override these settings, except in head and scale, whose settings are fixed. An example:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 
 By default, rollout and update use an untrained model of 4 layers. --repeats=N sets the number of
-measurements (5). --json=PATH writes the measurements to a file. Compare CPU times, because wall
-time says little on a shared machine. rollout, update and iteration check that their variants do the
-same work. vLLM and TRL (pip install trl) are measured if they are installed.
-`python -m studies.speed.gpu_report` measures on a GPU.
+measurements (default 5), except for precision, which makes one. --json=PATH writes the measurements
+to a file. Compare CPU times, because wall time says little on a shared machine. rollout, update and
+iteration check that their variants do the same work. vLLM and TRL (pip install trl) are measured if
+they are installed. `python -m studies.speed.gpu_report` measures on a GPU.
 """
 
 from configurator import Config, UserError, load_config

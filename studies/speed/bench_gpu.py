@@ -48,8 +48,8 @@ class Sizes(NamedTuple):
     later_tokens: dict[str, int]  # workload -> tokens in every later prompt
     response_tokens: int  # in a turn
     pack_tokens: int  # in one forward and backward pass (a pack)
-    head_positions: int  # sampled tokens in a pack
-    head_chunks: tuple[int, ...]  # vocabulary columns computed at a time
+    head_positions: int  # tokens whose log-probs measure_head computes
+    head_chunks: tuple[int, ...]  # chunk sizes to measure, in vocabulary columns
 
 
 # Workload W1 has long observations. Workload W2 has short observations, such as small grids.
@@ -135,8 +135,12 @@ class UpdateCase(NamedTuple):
         return load_config(["config/frozenlake_grpo.py", *arguments])[0]
 
     def flop_of_learning(self, batch: PackedBatch, shape: dict, model) -> float:
-        """Return the FLOP of one pack. PPO adds two forward passes and one backward pass of the
-        critic, `(2 + 2 + 4) / 6 = 4/3` of a forward and backward pass."""
+        """Return the FLOP of one pack.
+
+        With "gae", the critic adds two forward passes and one backward pass. A forward pass costs 2
+        FLOP a weight and token, a backward pass 4. So the critic adds `(2 + 2 + 4) / 6 = 4/3` of a
+        forward and backward pass.
+        """
         num_head = model.lm_head.weight.numel()
         num_body = sum(weight.numel() for weight in model.parameters()) - num_head
         flop = flop_of(batch, shape, num_body, num_head)

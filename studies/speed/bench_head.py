@@ -23,7 +23,7 @@ VOCABULARY = 151_936  # of Qwen2.5
 
 
 def head(config: Config, repeats: int) -> Rows:
-    """Measure log-probs of 2,048 tokens and their gradients: CPU seconds and peak memory (MiB).
+    """Compute log-probs and gradients for 2,048 tokens. Measure CPU seconds and peak memory (MiB).
 
     Every measurement has its own process, because a process's recorded peak memory never falls.
     """
@@ -42,7 +42,7 @@ def measure_in_process(chunk: int) -> dict[str, float]:
 def measure_head(
     chunk: int, rows: int = NUM_POSITIONS, vocabulary: int = VOCABULARY
 ) -> dict[str, float]:
-    """Measure the log-probs and their gradients once.
+    """Measure one computation of the log-probs and their gradients.
 
     Args: chunk: vocabulary columns in a chunk; 0 for full logits.
     Returns: CPU seconds, and peak memory in MiB beyond the inputs and `weight.grad`.

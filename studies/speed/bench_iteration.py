@@ -30,7 +30,7 @@ def iteration(config: Config, repeats: int) -> Rows:
     TRL is the mean of four iterations. The numbers of sampled tokens must agree within 5 %.
     """
     num_replies = config.num_groups * config.group_size
-    num_sampled: list[float] = []  # tokens in an iteration of train.py
+    num_sampled: list[float] = []  # tokens per iteration, for each measurement of train.py
 
     def ours() -> dict[str, float]:
         row = run_training(*changes_of(config))
@@ -75,7 +75,7 @@ def bandit_prompt(config: Config) -> list[dict[str, str]]:
 
 
 def time_training(trainer) -> dict[str, float]:
-    """Return seconds per iteration. The set-up inside `trainer.train()` is 1 % of them."""
+    """Return seconds per iteration, including 1 % for the set-up inside `trainer.train()`."""
     timer = Timer()
     trainer.train()
     timer.stop()
@@ -88,9 +88,10 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Time iterations of train.py at growing numbers of trajectories, turns and ranks.
 
-    An exponent is the slope of log CPU time (for ranks: wall time) over log size. On Sokoban,
-    replies are cut at 24 tokens, because the base model writes longer replies in late turns.
-    `config` has no effect.
+    Fit an exponent to each of the three: the slope of log CPU time over log size, without the
+    smallest size (for ranks: log wall time, both sizes). Turns are measured on Sokoban. Its replies
+    are cut at 24 tokens, because the base model writes longer replies in late turns. `config` has
+    no effect.
     """
     lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]

@@ -63,7 +63,7 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
 
 
 def measure(run: Run) -> Counts:
-    # This import is slow. bench.py checks its command line before it gets here.
+    # This import is slow, so it waits until bench.py has checked the command line.
     from support.training_metrics import Timer
 
     timer = Timer()

@@ -1,7 +1,7 @@
 """Benchmark of precision: how much the log-probs of engine and trainer differ in each dtype.
 
 The engine computes one token at a time with a KV cache. The trainer computes whole sequences. So
-their rounding errors differ.
+the rounding errors of engine and trainer differ.
 """
 
 from configurator import Config

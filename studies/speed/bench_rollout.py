@@ -1,4 +1,7 @@
-"""Benchmark of rollouts: the torch engine, vLLM (without and with `Barrier`), Hugging Face."""
+"""Benchmark of rollouts: the torch engine, vLLM and Hugging Face.
+
+vLLM also runs with a barrier after every turn, where all trajectories wait for the slowest.
+"""
 
 from configurator import Config
 
@@ -172,7 +175,7 @@ class HuggingFace:
         is_end = (sampled == self.eos_id).long()
         up_to_end = is_end.cumsum(1) == is_end  # True up to and including a row's first end token
         within_limit = torch.arange(sampled.shape[1]) < max_tokens[:, None]
-        valid = up_to_end & within_limit  # (B, T); later turns see only these tokens
+        valid = up_to_end & within_limit  # (B, T), True for the tokens that later turns see
         self.mask = torch.cat([self.mask, valid.long()], 1)
         samples = []
         for key, row, flags in zip(keys, sampled, valid, strict=True):

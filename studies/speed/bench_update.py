@@ -65,7 +65,7 @@ def update(config: Config, repeats: int) -> Rows:
 
 
 def load_plain(folder: str) -> PreTrainedModel:
-    """Load a plain transformers model. As in train.py, it trains the padding token's embedding."""
+    """Load a plain transformers model. As in train.py, the padding token's embedding is trained."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     model.get_input_embeddings().padding_idx = None
     return model
@@ -133,7 +133,7 @@ def forward_backward(
 
 
 def check_results(results: dict[str, dict[str, float]]) -> None:
-    """Raise UserError if a variant differs from the first in loss or gradient norm."""
+    """Raise UserError if a variant differs from the first by TOLERANCE in loss or gradient norm."""
     expected = next(iter(results.values()))
     for found in results.values():
         loss_error = abs(found["loss"] - expected["loss"])
@@ -209,7 +209,8 @@ def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
 def make_trl_trainer(config: Config, prompt, **options):
     """Make TRL's GRPOTrainer. The reward of a reply is its index in the group.
 
-    Returns: the trainer, and a list that collects the number of sampled tokens of each rollout.
+    Returns: the trainer, and a list to which each sampled batch appends its total number of
+        sampled tokens.
     """
     from datasets import Dataset
     from datasets.table import InMemoryTable
@@ -244,7 +245,7 @@ def make_trl_trainer(config: Config, prompt, **options):
 
     _, tokenizer = load_model(config.model)
     trainer = GRPOTrainer(model, reward, trl_config, prompts, processing_class=tokenizer)
-    # trainer.train() would set this, but `update` does not call it.
+    # Set what trainer.train() would set, because `update` does not call trainer.train().
     trainer.current_gradient_accumulation_steps = 1
     return trainer, num_sampled
 

@@ -53,7 +53,7 @@ Case = Callable[[], Values]
 
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
-RESERVED_S = 40  # no further iteration begins in the last 40 seconds before --limit_s
+RESERVED_S = 40  # when less than this time of --limit_s is left, no further iteration begins
 # dtype -> allowed difference of a metric in COMPARED, relative to its value on a CPU in float32
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
@@ -119,7 +119,8 @@ def release_memory(device: torch.device) -> None:
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
     """Return the cases of a piece by name, the most useful first.
 
-    Args: deadline: value of time.perf_counter() after which no iteration begins, except the first.
+    Args: deadline: value of time.perf_counter() after which a case begins no iteration of
+        train.py, except its first.
     """
     if piece == "environment":
         return {"this machine": partial(describe_machine, device)}
@@ -256,8 +257,8 @@ def start(config: Config, device: torch.device) -> tuple:
 def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajectory], Values]:
     """Run one iteration on the CPU in float32.
 
-    Args: device_type: the device that is compared with this run. If it is "cpu", there are fewer
-        trajectories.
+    Args: device_type: type of the device whose iteration is compared with this iteration. If
+        `device_type` is "cpu", both iterations have fewer trajectories than for a GPU.
     Returns: all trajectories, kept trajectories, and the metrics of the update.
     """
     config = tiny_config(torch.device(device_type), dtype="float32")
@@ -283,7 +284,7 @@ def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Valu
     """
     expected, kept, expected_metrics = reference_on_cpu(device.type)
     config = tiny_config(device, engine_name, dtype)
-    # On a GPU this switches off the deterministic algorithms of reference_on_cpu.
+    # reference_on_cpu switched on deterministic algorithms. On a GPU, this call switches them off.
     parallel.init_distributed(config)
     learner, engine, chat = start(config, device)
     trajectories = train.collect_rollouts(learner, engine, chat)
@@ -359,7 +360,8 @@ def restart_of(config: Config, device: torch.device) -> Values:
         with Saver(Path(folder), keep=1) as saver:
             values["checkpoint, standstill s"] = seconds_of(lambda: learner.save(saver), device)
             values["written after s"] = seconds_of(saver.wait, device)
-            learner.step += 1  # the second checkpoint reuses the pinned memory of the first
+            # Time a second checkpoint too: on a GPU it reuses the pinned memory of the first.
+            learner.step += 1
             values["second standstill s"] = seconds_of(lambda: learner.save(saver), device)
         saved = next(Path(folder).glob("checkpoint-*"))
         values["GB"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e9

@@ -127,8 +127,8 @@ class Results:
 
 
 def chosen_pieces(names: str) -> list[Piece]:
-    """Return the pieces in a comma-separated list; "" means all. Raises: UserError for an unknown
-    name."""
+    """Return the pieces named in `names`, a comma-separated list; "" means all pieces. Raises:
+    UserError for an unknown name."""
     by_name = {piece.name: piece for piece in PIECES}
     chosen = names.split(",") if names else list(by_name)
     for name in chosen:
@@ -152,7 +152,7 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
     """Measure the cases of a piece, and add the state of the piece to the results.
 
-    Args: deadline: value of time.perf_counter() at which the last process must have ended.
+    Args: deadline: value of time.perf_counter() at which a process that still runs is stopped.
     """
     missing = reason_to_skip(piece, config.device)
     if missing:
@@ -168,7 +168,8 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
         ending = run_once(piece, config, results, deadline)
         still_waiting = len(cases_in(("waiting",), piece, results))
         has_time = deadline - time.perf_counter() >= MIN_PROCESS_S
-        # If as many cases wait as before, the process began none. Another process would not either.
+        # If the number of waiting cases has not changed, the last process began no case. A new
+        # process would begin no case either.
         if still_waiting in (0, num_waiting) or not has_time:
             break
         num_waiting = still_waiting
@@ -216,7 +217,9 @@ def command_of(piece: Piece, config: Config, limit_s: float) -> list[str]:
 
 
 def run_process(command: list[str], log: Path, limit_s: float) -> str:
-    """Run a command with its output in a file, and kill it and its children after `limit_s`.
+    """Run a command, and append its output to the file `log`.
+
+    After `limit_s` seconds, end the command and its children.
 
     Returns: how the command failed, in words; "" after success.
     """
@@ -240,8 +243,8 @@ def run_process(command: list[str], log: Path, limit_s: float) -> str:
 def end_group(process: subprocess.Popen) -> None:
     """End a process and its children.
 
-    SIGTERM comes first, because torchrun then ends its ranks. They are not in the process group,
-    so SIGKILL does not reach them.
+    SIGTERM comes first, because torchrun then ends its ranks. The ranks are not in the process
+    group, so SIGKILL does not reach them.
     """
     with suppress(ProcessLookupError):  # no process of the group runs
         os.killpg(process.pid, signal.SIGTERM)

@@ -20,7 +20,7 @@ SMALL_GROUPS = (
     *("--max_turns=2", "--max_response_tokens=4", "--max_context_tokens=600"),
     "--micro_batch_tokens=1200",
 )
-MAX_LOGPROB_DIFF = 1e-5  # mean over tokens, nats
+MAX_LOGPROB_DIFF = 1e-5  # upper limit of logprob_diff_mean, a mean over tokens, in nats
 
 
 @pytest.fixture(scope="module")

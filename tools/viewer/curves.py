@@ -50,8 +50,10 @@ def draw_curves(runs: Sequence[Path], *paths: Path) -> None:
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     """Plot success on the fixed prompts over iterations.
 
-    Reference players are added if all finished runs were scored in the same environment.
-    An arm is one method with one or more seeds. Args: paths: PNG or PDF files."""
+    If all finished runs were scored in the same environment, plot the reference players of
+    `shared_players_under_limits`, too. An arm is one method with one or more seeds.
+
+    Args: paths: PNG or PDF files."""
     looks = {}
     if max(len(arm.name) for arm in arms) > LONGEST_NAME_AT_LINE:
         looks = {arm.name: look_of(i) for i, arm in enumerate(arms)}

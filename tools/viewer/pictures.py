@@ -129,7 +129,7 @@ class Message(NamedTuple):
 
     report: str  # on the previous turn
     budget: str  # turns and actions that are left
-    board: str  # the lines right after the header that have one length and only board symbols
+    board: str  # the first lines (after the header, if any) of one length, with only board symbols
     text: str  # everything after the board
 
 

@@ -32,7 +32,8 @@ SUCCESSES = ("reward", "end", "limit")
 class Known(NamedTuple):
     """Texts and settings of an environment that needs no options.
 
-    The fields `names`, `values` and `success` are defaults of the same options of `Gymnasium`.
+    The fields `names`, `values` and `success` are defaults of the options of `Gymnasium` with these
+    names.
     """
 
     names: tuple[str, ...] = ()

@@ -151,7 +151,7 @@ class ReasoningGym(Hub):
             return 0.0
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return [the dataset's answer] or [an answer in its metadata]; [] if neither scores 1."""
+        """Return [ANSWER], the dataset's or one in the question's metadata; [] if none scores 1."""
         metadata = self.entry.get("metadata", {})
         for value in (self.entry["answer"], *map(metadata.get, SOLUTIONS)):
             if value is not None:

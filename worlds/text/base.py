@@ -107,7 +107,7 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """Return the possible command that shares most words with `final_command` in `_open`.
+        """Return the possible command that shares most words with the `final_command` of `_open`.
 
         If several commands share equally many words, return the first.
         """
