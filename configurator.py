@@ -90,7 +90,7 @@ def describe_line_error(error: Exception) -> str:
 class Legal(NamedTuple):
     """The legal values of a numeric setting, in words and as a test.
 
-    The dict LARGEST below has the upper limits of settings."""
+    The dict LARGEST below has further upper limits of settings."""
 
     words: str
     test: Callable[[float], bool]
@@ -443,7 +443,8 @@ class SftConfig(Config):
     sft_lost: bool = True  # True: also imitate the games of sft_file that were not won
     sft_eval_games: bool = False  # False: a game of sft_file on an evaluation prompt is an error
     sft_noise: Fraction = 0.0  # fraction of turns whose actions are random; not for crowd
-    sft_clean: Fraction = 0.0  # fraction of demonstrations that have no noise; they come first
+    # fraction of demonstrations that have no noise; they come first; not for crowd
+    sft_clean: Fraction = 0.0
     sft_planners: Fraction = 0.15  # fraction of the crowd's games that the planner plays
 
 
@@ -470,7 +471,7 @@ SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
 # Numbers above these limits would overflow, or need more memory or time than there is.
 LARGEST_NUMBER = 1_000_000_000  # limit of settings that LARGEST does not list
 LARGEST = {
-    "seed": 2**31 - 1,  # vLLM accepts seeds of 32 bits
+    "seed": 2**31 - 1,  # the seed of a vLLM engine has 32 bits
     "num_threads": 1024,
     "max_turns": 1000,
     "actions_per_turn": 1000,
@@ -521,8 +522,8 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    If `kind` is Config, a config file may also assign settings of SftConfig, which are ignored. So
-    one file serves train.py and tools.sft.
+    If `kind` is Config, a config file may also assign settings that only SftConfig has. They are
+    ignored, so one file serves train.py and tools.sft.
 
     Args:
         argv: the arguments after the script name.

@@ -278,7 +278,7 @@ class FrozenLake(Grid):
 class Sokoban(Grid):
     """Push every box onto a target.
 
-    `search_depth` limits the number of moves in the search that draws rooms
+    `search_depth` limits the length of a sequence of moves in the search that draws rooms
     (worlds/sokoban_rooms.py). RAGEN's search_depth is 300 for 6x6 rooms with one box, 10 for 8x8
     rooms with two boxes, and 30 with the symbols "newvocab".
     """

@@ -125,7 +125,7 @@ def describe_trained(module: nn.Module) -> str:
 
 
 def packed_hidden(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    """Compute the hidden states (T, H) after the last layer, for a packed row."""
+    """Compute the last hidden states (T, H) of a packed row, after the final norm."""
     output = backbone(
         input_ids=batch.ids[None],
         position_ids=batch.position_ids[None],

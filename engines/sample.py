@@ -18,7 +18,7 @@ class Sample(NamedTuple):
 
 
 def failure_reason(error: BaseException) -> str:
-    """Up to three lines of an error message, with advice if too little memory is the cause."""
+    """The first lines of an error message, at most three, with advice if memory is too small."""
     lines = str(error).split("\n")[:3]
     reason = f"({' '.join(lines)[:300] or type(error).__name__})"
     out_of_memory = "(out of|allocate|enough|free|available|cache) memory|size.*overflow"

@@ -99,7 +99,7 @@ class VLLMEngine:
         params = SamplingParams(
             temperature=temperature,
             max_tokens=max_tokens,
-            seed=int(random_bits >> 1),  # vLLM takes seeds below 2**63
+            seed=int(random_bits >> 1),  # the seed of a request must be below 2**63
             logprobs=0 if self.gives_logprobs else None,  # 0: only the sampled token's log-prob
             ignore_eos=True,
             flat_logprobs=True,
@@ -134,7 +134,7 @@ class VLLMEngine:
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Load new weights and reset the prefix cache.
 
-        Raises: RuntimeError if vLLM does not take all weights or does not reset the cache."""
+        Raises: RuntimeError if a layer gets no weights, or if vLLM does not reset the cache."""
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         has_reset = self.llm.reset_prefix_cache()
         if not has_reset:  # vLLM would continue to use keys and values of the old weights

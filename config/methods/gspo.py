@@ -7,4 +7,4 @@ recompute_old_logprobs = True  # else bfloat16 rounding alone could cause clippi
 clip_low = 3e-4  # the paper's clip range
 clip_high = 4e-4
 aggregation = "seq_mean_token_mean"
-batch_size = 8  # several steps per iteration, as ratios are nearly 1 in the first
+batch_size = 8  # several optimizer steps per iteration: GSPO acts from the second step on
