@@ -27,7 +27,7 @@ BUILT_IN = (
 
 
 def make_learner(start, *, bias=False, **changes):
-    """Return a learner with small settings, the model in folder `start`, and an engine.
+    """Return a learner that has small settings, an engine and the model in folder `start`.
 
     `bias` makes the value head random, because a head of zeros would hide mistakes in the values.
     """
@@ -88,7 +88,7 @@ def weighted(experience):
 def both_losses(learner, batch, experience):
     """Yield (loss, metrics) of the policy, then of the critic if there is one.
 
-    The caller must call backward().
+    The caller must call loss.backward() for each loss.
     """
     num_tokens = len(experience.advantages)
     yield train.policy_loss(learner, batch, weighted(experience), num_tokens)

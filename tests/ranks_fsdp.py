@@ -1,5 +1,5 @@
 """
-Tests of two ranks that train with FSDP2. test_parallel.py runs them:
+Tests of two ranks that train with FSDP2. test_parallel.py runs these tests:
 
     torchrun --standalone --nproc_per_node=2 -m pytest -q tests/ranks_fsdp.py
 """
@@ -95,7 +95,7 @@ CASES = {  # case -> number of trajectories, settings
     "a reference": (9, dict(kl_coef=0.1)),
     "clipping": (9, dict(grad_clip=1e-3)),
     "an LM head of its own": (9, dict(model="qwen3_untied")),
-    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # 2 ranks split the 3 rows of A
+    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # 2 ranks split 3 rows of matrix A
 }
 
 
@@ -177,7 +177,8 @@ def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
 
 
 def test_sharding_keeps_what_is_no_parameter(trained_folder):
-    """Rotary frequencies are not in the state dict, so a model built on "meta" would lose them."""
+    """Rotary frequencies are not in the state dict. Sharding would lose the frequencies if it built
+    the model on "meta" and loaded the state dict."""
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
     found = learner.policy.model.model.rotary_emb.inv_freq
     assert torch.equal(found, single.model.rotary_emb.inv_freq) and len(found) == 16

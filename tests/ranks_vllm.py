@@ -1,5 +1,5 @@
 """
-Tests of two ranks that each run vLLM and train with FSDP2. test_parallel.py runs them:
+Tests of two ranks that each run vLLM and train with FSDP2. test_parallel.py runs these tests:
 
     torchrun --standalone --nproc_per_node=2 -m pytest -q -s tests/ranks_vllm.py
 """
@@ -51,7 +51,7 @@ def vllm(trained_folder, chat):
     before = states()
     engine = make_engine(CONFIG, load_model(str(trained_folder))[0], chat)
     assert isinstance(engine, VLLMEngine)
-    assert states() == before  # vLLM seeds the generators; our engine restores them
+    assert states() == before  # vLLM seeds random generators; our engine restores them
     torch.set_num_threads(2)  # vLLM replaces this function; our engine restores it
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
@@ -123,7 +123,8 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
             assert (found - expected).abs().max() < 1e-4
             assert min(len(t.first_prompt_ids) for t in played) > 2 * 32
             assert max(cached) >= 64
-        if last is not None:  # updates change log-probs, so stale weights would be seen
+        # Each update changes log-probs, so the check above would find stale weights in vLLM.
+        if last is not None:
             trajectories, before = last
             after, _ = parallel.forward_sequences(learner.policy, trajectories, learner.config, 0.5)
             assert (after - before).abs().max() > 0.05
@@ -204,7 +205,7 @@ def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, p
 
 
 def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
-    """Tokens may differ only where the two best logits nearly tie."""
+    """The engines' tokens may differ only where the two best logits nearly tie."""
     config = replace(CONFIG, engine="torch")
     torch_engine = make_engine(config, load_model(str(trained_folder))[0], chat)
     assert isinstance(torch_engine, TorchEngine)

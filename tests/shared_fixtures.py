@@ -15,7 +15,7 @@ import torch
 
 # Slow modules other than torch are imported inside the fixtures that use them.
 
-# With one thread, sums are always added in the same order.
+# With one thread, torch always adds the terms of a sum in the same order.
 torch.set_num_threads(1)
 # If pytest is a background job of a shell, pytest and its child processes ignore Ctrl-C. Some tests
 # send Ctrl-C to child processes, so Python's handler is restored.
@@ -122,9 +122,9 @@ def random_model(small_tokenizer):
 
 @pytest.fixture(scope="session")
 def trained_folder(tmp_path_factory, tokenizer):
-    """A small model after 30 steps of SFT. About half of its replies are well formed, so scores
-    vary."""
-    if "NANORAGEN_TEST_START" in os.environ:  # test_parallel.py sets it for torchrun
+    """A folder with a small model after 30 steps of SFT. About half of the model's replies are well
+    formed, so scores vary."""
+    if "NANORAGEN_TEST_START" in os.environ:  # test_parallel.py sets this variable for torchrun
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     import model
     from dialogue import Chat

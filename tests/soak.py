@@ -43,7 +43,7 @@ MOMENTS = {
     "evaluation": (train, "evaluate_all", 1),
     "log": (Log, "write", 1),
 }
-ON_RANK_0 = ("write", "rename", "log")  # only rank 0 calls these
+ON_RANK_0 = ("write", "rename", "log")  # only rank 0 calls the functions of these kinds
 RUN = SMALL_RUN | dict(
     env="bandit",
     model="tiny",

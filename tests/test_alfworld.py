@@ -1,5 +1,5 @@
 """
-Tests of env=alfworld. Most of them need the package alfworld, which this command installs:
+Tests of env=alfworld. Most of these tests need the package alfworld, which this command installs:
 
     make test-extras
 """
@@ -79,8 +79,8 @@ for path, seed in json.loads(sys.argv[1]):
 @pytest.mark.slow
 @needs_alfworld
 def test_observations_of_alfworld_are_those_of_the_stock_engine(tmp_path):
-    """The stock engine runs in another process, because worlds/text/alfworld.py replaces some of
-    its functions."""
+    """The stock engine runs in another process, because worlds/text/alfworld.py replaces some
+    functions of the engine in this process."""
     games = []
     for index, task in enumerate(TASKS):
         path = tmp_path / f"{task}.tw-pddl"
@@ -123,7 +123,8 @@ def test_a_game_of_alfworld_by_hand():
 
 @needs_alfworld
 def test_games_of_the_data_set_are_used_if_it_is_installed(tmp_path, monkeypatch):
-    """Only trial_1 can be used: the others are unsolvable, of another type, or slice the egg."""
+    """Only trial_1 can be used: trial_2 is unsolvable, trial_3 has another task type, and trial_4
+    needs a sliced egg."""
     egg = (*EGG_TO_SHELF, (("egg 1", "table 1"),))
     names = {
         "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1": True,

@@ -278,7 +278,7 @@ def test_countdown_dialogue():
         "\nTurn 2 of 5, 1 action left.\nTarget 16. Numbers 5 3 2."
     )
     assert (outcome.record.statements_checked, outcome.record.statements_true) == (2, 1)
-    # one action is left
+    # the reply has two actions, but the game has only one action left
     outcome = episode.step("<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>")
     assert (outcome.status, outcome.record.actions) == ("success", ["(3 + 5) * 2"])
     # 0.1 less, because the second action is over the limit

@@ -1,4 +1,4 @@
-"""Tests of support/code_version.py: the commit of the code, and the diff to it."""
+"""Tests of support/code_version.py: the commit of the code, and how the code differs from it."""
 
 import doctest
 import subprocess

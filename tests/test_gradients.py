@@ -1,4 +1,4 @@
-"""Tests of the updates of all methods.
+"""Tests of the updates that estimators, reward norms, filters and other methods make.
 
 The gradient of a method is compared with that of a plain loop over the trajectories.
 """
@@ -398,8 +398,8 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
 
 
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
-    """All ratios are e^2 = 7.4. Tokens with negative advantages are clipped only if dual_clip is
-    below 7.4."""
+    """All ratios are e^2 = 7.4. Tokens with negative advantages are clipped only if dual_clip is on
+    (not 0) and below 7.4."""
 
     def move_away(experience):
         experience.old_logprobs = experience.old_logprobs - 2.0

@@ -1,7 +1,8 @@
 """
 Tests of the adapters to GEM, reasoning-gym and gymnasium.
 
-Many tests use fakes of these packages. Some need the packages, which this command installs:
+Many tests use fakes of GEM and reasoning-gym. Other tests need the three packages, which this
+command installs:
 
     make test-hubs
 """
@@ -550,7 +551,8 @@ def test_settings_are_literals_or_texts():
 
 def test_marks_of_a_guess():
     """The secret 'crepe' has two e, and the guess 'eerie' has three. The last e of the guess is in
-    its place (G). The first e gets the other e of the secret (Y). The second e gets none (X)."""
+    its place (G). The first e gets the other e of the secret (Y). For the second e of the guess, no
+    e of the secret is left (X)."""
     assert "".join(marks("crepe", "eerie")) == "YXYXG"
     assert "".join(marks((1, 2, 3), (3, 2, 4))) == "YGX"
 

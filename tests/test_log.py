@@ -36,7 +36,8 @@ def points(events, tag):
 def texts(out_dir, tag):
     """Return the texts that TensorBoard shows for `tag`, as pairs (step, text).
 
-    event_accumulator would also return texts that a repeated iteration replaced.
+    The reader is plugin_event_accumulator, because event_accumulator would also return texts that a
+    repeated iteration replaced.
     """
     events = events_of(out_dir, plugin_event_accumulator).Tensors(f"{tag}/text_summary")
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
@@ -160,8 +161,8 @@ def test_a_folder_that_cannot_be_made_ends_tensorboard_and_not_the_run(tmp_path,
 
 @pytest.fixture(scope="module")
 def continued(trained_folder, tmp_path_factory):
-    """A run of four iterations. Its first process ends after iteration 3 without a checkpoint, so
-    the second process repeats iteration 3."""
+    """A run of four iterations. The first call of train.main is interrupted after iteration 3. The
+    last checkpoint is that of iteration 2, so the second call repeats iteration 3."""
     out_dir = tmp_path_factory.mktemp("runs") / "run"
     settings = small_config(
         model=str(trained_folder),

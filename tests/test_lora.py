@@ -199,9 +199,9 @@ def test_the_state_has_only_what_is_trained(updated):
 def test_a_run_with_lora_continues_bit_by_bit(trained_folder, tmp_path, capsys):
     settings = dict(lora_rank=RANK, learning_rate=1e-2, eval_every=1)
     rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **settings)
-    # The matrices of a layer have (64 + 64) + 2 * (64 + 32) + (64 + 64) + 3 * (64 + 192) = 1,216
-    # rows and columns. In two layers, rank 4 adds 2 * 4 * 1,216 parameters to the 148,032 of the
-    # base. The value head adds 64 + 1 parameters.
+    # Over the 7 matrices of a layer, the numbers of rows and of columns sum to
+    # (64 + 64) + 2 * (64 + 32) + (64 + 64) + 3 * (64 + 192) = 1,216. In two layers, rank 4 adds
+    # 2 * 4 * 1,216 parameters to the 148,032 of the base. The value head adds 64 + 1 parameters.
     out = capsys.readouterr().out
     assert "policy: 9,728 of 157,760 parameters are trained" in out
     assert "critic: 9,793 of 157,825 parameters are trained" in out

@@ -86,7 +86,7 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
         ([2, 4, 1], False, [-1, 3 / 2]),
-        # A state without a plan counts as twice the first distance, here 2 * 2.
+        # The distance of a state without a plan is twice the first distance: 2 * 2, then 2 * 3.
         ([2, None, None], False, [-1, 0]),
         ([3, None, 1], False, [-1, 5 / 3]),
         ([3, 0], True, [1]),
@@ -145,8 +145,8 @@ def test_gigpo_by_hand():
     assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
     assert returns is None
     found, _ = estimate(*batch, estimator="grpo", **options)
-    # grpo divides both differences by a std. The std of two values is their distance / sqrt(2), so
-    # each difference becomes +-1/sqrt(2).
+    # grpo divides each difference by the std of the two values that it compares. The std of two
+    # values is their distance / sqrt(2), so each difference becomes +-1/sqrt(2).
     expected = torch.tensor([3.0, -1.0, 3.0, -3.0]) / 2**0.5
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -408,7 +408,7 @@ def test_gspo_by_hand():
 
 def test_ratios_beyond_the_bound_have_no_gradient_in_any_form():
     """Log ratios are clamped to [-20, 20]. The tokens have the log ratios 19, 21 and -21, so only
-    the first has a gradient. Its size is exp(19)."""
+    the first has a gradient. The size of this gradient is exp(19)."""
     old = torch.tensor([-30.0, -30.0, -1.0])
     numbers = torch.arange(3)
     options = dict(clip_low=1.0, clip_high=float("inf"), num_tokens=1)
@@ -541,7 +541,8 @@ def test_missing_groups_and_candidates_by_hand():
     assert methods.num_missing_groups(std, 4) == 1
     assert methods.num_missing_groups(std, 3) == methods.num_missing_groups(std, 2) == 0
     assert methods.candidate_groups(std, 2).tolist() == [1, 3]
-    # Groups 1, 3 and 4 have variance. Group 0 has none, and fills the fourth place.
+    # Groups 1, 3 and 4 have variance. The first group without variance, group 0, fills the fourth
+    # place.
     assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]
     assert methods.candidate_groups(std, 5).tolist() == [0, 1, 2, 3, 4]
     assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]
@@ -736,8 +737,8 @@ def test_a_masked_token_has_no_gradient(played):
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
-    """A void turn executes no action. Dropping its trajectory gives the same gradient as setting
-    the advantages of the trajectory to 0 and leaving its tokens out of the denominator."""
+    """A void turn executes no action. Dropping a trajectory with a void turn gives the same
+    gradient as setting its advantages to 0 and leaving its tokens out of the loss's denominator."""
     learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])
@@ -774,8 +775,8 @@ def test_echo_equals_a_slow_loop(played, trained_folder):
 
 
 def test_rounds_of_sampling_add_groups(trained_folder, one_rank):
-    """Without a format penalty, most scores are 0, so the first round lacks groups with
-    variance."""
+    """Without a format penalty, most scores are 0, so the first round has fewer groups with
+    variance than num_groups."""
     once = make_learner(trained_folder, num_groups=2, format_penalty=0.0)
     more = make_learner(trained_folder, num_groups=2, format_penalty=0.0, sampling_rounds=3)
     chat = Chat(once.tokenizer)
@@ -849,8 +850,8 @@ def test_sampo_is_gspo_and_gigpo_with_a_filter():
 
 @pytest.mark.slow
 def test_neutral_values_change_no_metric_of_a_run(trained_folder, tmp_path, one_rank):
-    """An iteration takes four optimizer steps. After the first, the policy differs from the engine,
-    so the ratios are not 1."""
+    """An iteration takes four optimizer steps. After the first step, the policy differs from the
+    engine, so the ratios are not 1."""
     settings = dict(estimator="grpo", batch_size=4, filter_keep=1.0)
     neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, segment="turn")
     plain = rows(tmp_path / "plain", trained_folder, **settings)

@@ -186,7 +186,7 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
     # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. For
-    # each piece, the kernel computes the queries of 1 2 again.
+    # each piece, the kernel also gets the queries of 1 2; their outputs are dropped.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(
@@ -263,8 +263,8 @@ def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-# Fake kernels with the parameters of torch's varlen.py: `torch_211` as in 2.11.0, `torch_212` as in
-# 2.12.0 and 2.13.0. `flash` has only the parameters that we give to flash-attn 2.8.
+# Fake kernels. `torch_211` has the parameters of varlen_attn in torch 2.11.0, `torch_212` those in
+# 2.12.0 and 2.13.0. `flash` has only the parameters that packing.py gives to flash-attn 2.8.
 
 
 def torch_211(

@@ -42,7 +42,7 @@ RUN = dict(
     think=True,
     estimator="gae",
     filter_keep=1.0,
-    filter_zero_std=True,  # replies of a random model are malformed, so all scores are equal
+    filter_zero_std=True,  # keep groups of equal scores: a random model's replies are all malformed
     max_turns=2,
     num_groups=2,
     group_size=2,
@@ -171,7 +171,7 @@ def test_positions_that_are_scaled(tmp_path, rope):
 
 
 def test_the_padding_token_of_smollm2_is_trained(folders):
-    """The padding token is <|im_end|>. Plain transformers gives its embedding no gradient."""
+    """Plain transformers gives the embedding of the padding token, <|im_end|>, no gradient."""
     network, tokenizer = load_model(str(folders["smollm2"]))
     chat = Chat(tokenizer)
     assert tokenizer.pad_token_id == network.config.pad_token_id == chat.end
@@ -206,8 +206,8 @@ def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch)
 
 @pytest.mark.slow
 def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monkeypatch):
-    """Qwen3's norms need seven compiled versions here. Beyond dynamo's recompile limit, a function
-    would silently run uncompiled."""
+    """Qwen3's norms need seven compiled versions here. The test sets dynamo's recompile limit to 4, so
+    compile_blocks must raise the limit. Beyond it, a function would silently run uncompiled."""
     compile_without_compiler(monkeypatch)
     monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)
@@ -505,7 +505,7 @@ def test_settings_that_no_attention_of_ours_computes(tmp_path, changes, sentence
 
 
 def test_a_bias_that_vllm_leaves_out():
-    """vLLM 0.32 leaves out a bias of Qwen3. Log-probs are then off by 0.7 nats on average."""
+    """vLLM 0.32 leaves out the bias of Qwen3's o_proj. Log-probs are off by 0.7 nats on average."""
     check_architecture("a/b", Qwen3Config(attention_bias=False))
     check_architecture("a/b", LlamaConfig(attention_bias=True, mlp_bias=True))
     with pytest.raises(UserError) as error:
@@ -542,8 +542,8 @@ def test_a_tokenizer_without_chatml(missing):
 
 
 def test_marks_that_text_could_forge():
-    """If an added token is not special, the tokenizer finds it in any text, even in a reply. So
-    text could forge such a mark."""
+    """If an added token is not special, the tokenizer finds it in any text, even in a reply. So a
+    text could forge the marks <|im_start|> and <|im_end|>."""
     FAMILIES["other"] = FAMILIES["qwen2"]._replace(special=(), roles={}, added=(IM_START, IM_END))
     tokenizer = build_tokenizer("other")
     del FAMILIES["other"]
@@ -618,7 +618,7 @@ SMALL = dict(
 def rows_with_vllm(folders, tmp_path_factory):
     """{family: metrics of a run of two iterations with vLLM}.
 
-    The run of Qwen3 is README's command with LoRA and an untied LM head.
+    The run of Qwen3 uses the config files of README's command, with LoRA and an untied LM head.
     """
     configs = {
         "smollm2": ["config/frozenlake_ppo.py"],

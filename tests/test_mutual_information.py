@@ -348,10 +348,10 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
         now = second[f"marginal_std_{sampling}"]
         average = second[f"marginal_std_ema_{sampling}"]
         assert average == pytest.approx(0.9 * before + 0.1 * now) != pytest.approx(now)
-        # RAGEN-2 divides by the moving average of the std, and does not average z-scores.
+        # RAGEN-2 divides mi by the moving average of marginal_std. It does not average z-scores.
         zscore = second[f"mi_zscore_ema_{sampling}"]
         assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
-    oldest = {"mi_zscore_ema_first": 5.0}  # an earlier version wrote no average of the std
+    oldest = {"mi_zscore_ema_first": 5.0}  # an earlier version wrote no marginal_std_ema
     assert measure(policy, played, chat, seed=1, history=[oldest]) == first
 
 

@@ -247,7 +247,7 @@ def test_the_cap_of_importance_weights_is_for_mismatch():
 
 
 def test_clips_act_on_mismatch_in_the_first_step():
-    """In bfloat16, log-probs of trainer and engine differ, so the first ratio is not 1.
+    """In bfloat16, log-probs of trainer and engine differ, so PPO's ratio is not 1 in step 1.
 
     Old values come from the critic itself, so value_clip has no effect.
     """
@@ -260,9 +260,9 @@ def test_clips_act_on_mismatch_in_the_first_step():
         again = replace(config, **changes, recompute_old_logprobs=True)
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
         # If the trainer recomputes the old log-probs, the torch engine still returns its own, so
-        # sequence_mask has an effect. vLLM then returns none, so the mask compares the policy with
-        # itself. sequence_ratio drops the importance weights, which need the engine's log-probs, so
-        # here it has an effect with the torch engine only.
+        # sequence_mask has an effect. vLLM then returns no log-probs, so sequence_mask compares the
+        # policy with itself. sequence_ratio removes the importance weights. These weights need the
+        # engine's log-probs, so sequence_ratio then has an effect with the torch engine only.
         assert inert_settings(again, ["sequence_mask", "sequence_ratio"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
     without_engine = ["sequence_mask", "sequence_ratio"]

@@ -1,4 +1,4 @@
-"""Tests of the page that tools/view.py writes, in a browser. They are skipped without a browser."""
+"""Browser tests of the page that tools/view.py writes. They are skipped without a browser."""
 
 import json
 import re
@@ -174,7 +174,7 @@ def test_arrow_keys_step_through_turns_and_trajectories(page):
     assert page.text_content(".about").startswith(
         "out of turnsthe game was not over after max_turns repliesscore −0.20"
     )
-    # three targets: a free one, one under the placed box, one under the player
+    # color "goal": a free target, a box on a target, and the target under a player
     assert count_colors(page, "wall", "wood", "goal", "player") == [10, 1, 3, 2]
 
 
@@ -338,7 +338,7 @@ def test_search_finds_thoughts_and_answers(page):
     page.fill("#search", "go DOWN")
     assert rows_of(page) == [LAKE_GROUP]
     assert texts_of(page, ".turns .selected", ".thought mark") == ["turn 2 1.00⤳", "Go down"]
-    page.fill("#search", "dragon")  # observations are not searched
+    page.fill("#search", "dragon")  # found in a thought; observations are not searched
     assert rows_of(page) == ["prompt 7"]
     page.fill("#search", "constructor")
     assert texts_of(page, "#count") == ["1 of 4 trajectories, 0 successful"]
@@ -501,8 +501,8 @@ def test_two_runs_are_filtered_by_who_succeeds(two):
         "neither succeeds",
     }
     two.select_option("#comparison", "only a succeeds")
-    # Member 0 succeeded in run a and failed in run b. Member 1 failed in both runs and is not
-    # listed.
+    # Member 0 succeeded in run a and failed in run b. Run b has no member 1. Member 1 of run a is
+    # compared with member 0 of run b; both failed, so member 1 is not listed.
     assert two.locator(".row .details").all_text_contents() == [
         "member 0 · success · 2 turns · a",
         "member 0 · failure · 1 turn · b",

@@ -316,7 +316,7 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
             kills += 1
             if kills == 2:
                 break
-    rest = node.stdout.read()  # communicate(timeout=...) would miss what is buffered
+    rest = node.stdout.read()  # communicate(timeout=...) would miss buffered lines
     node.wait(timeout=60)
     assert node.returncode != 0
     assert "rank      : 1 (local_rank: 1)" in rest.split("Root Cause")[1] and "SIGKILL" in rest

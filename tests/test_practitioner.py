@@ -95,8 +95,7 @@ def test_a_response_depends_on_all_of_its_prompt(random_model, chat):
 
 
 class Dinner(Env):
-    """A game with ten milestones, one for each `cook`. The action `eat` ends the game at any
-    time."""
+    """A game with ten milestones, one for each `cook`. The action `eat` ends the game as a loss."""
 
     actions = ("cook", "wait", "eat")
     max_reward = 10.0

@@ -84,8 +84,8 @@ def test_rubik_by_hand():
     env = make_env("rubik")
     cube = rubik.turn(rubik.turn(rubik.SOLVED, "R"), "U")
     env.start(("rubik", "123456", cube), [0])
-    # After R: U:1313 R:2222 F:3434 D:4646 L:5555 B:1616. Then U turns the upper face. The upper row
-    # of back moves to right, right to front, front to left, left to back.
+    # After R: U:1313 R:2222 F:3434 D:4646 L:5555 B:1616. Then U turns the upper face, and the
+    # upper rows of the side faces move: back to right, right to front, front to left, left to back.
     assert env.observe() == "U:1133 R:1622 F:2234 D:4646 L:3455 B:5516"
     assert env.statements() == ["Away 2.", "Way U' R'."]
     assert env.plan(1, 5) == ["U'"]
@@ -169,8 +169,8 @@ def test_puzzles_have_one_solution(empty):
 def test_sudoku_by_hand():
     env = opened("12_4 34__ 2_43 4321")
     assert env.observe() == "12_4\n34__\n2_43\n4321"
-    # Cell 1 3 (row, column) is 3, because row 1 has 1, 2, 4. Cell 2 3 is 1: column 3 has 4, 2, and
-    # row 2 has 3. Then cell 2 4 is 2, and cell 3 2 is 1.
+    # Cell 1 3 (row, column) is 3, because row 1 has 1, 2, 4. Cell 2 3 is 1: the digits 2 and 4 are
+    # in column 3, and 3 is in row 2. Then cell 2 4 is 2, and cell 3 2 is 1.
     assert env.statements() == ["Next 1 3 3, 2 3 1, 2 4 2.", "Clash none."]
     assert env.plan(9, 9) == ["1 3 3", "2 3 1", "2 4 2", "3 2 1"]
     wrong = env.step("3,2,2")

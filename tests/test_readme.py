@@ -94,7 +94,8 @@ def command_words(text):
 def read_torchrun(arguments):
     """Parse with torchrun's own parser. Return None if the installed torch does not know an option.
 
-    SystemExit would end pytest while it collects tests.
+    For such an option the parser raises SystemExit. Uncaught, it would end pytest while pytest
+    collects tests.
     """
     try:
         return get_args_parser().parse_args(arguments)

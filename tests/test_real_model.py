@@ -82,7 +82,8 @@ def whole(desk):
 
 
 def test_every_weight_is_that_of_the_wheel():
-    """WEIGHTS_SHA256 hashes weights that passed `smollm2.check_weights`, ordered by name."""
+    """WEIGHTS_SHA256 is a hash of all names and weights, in the order of the names. The hashed
+    weights had passed `smollm2.check_weights`."""
     digest = hashlib.sha256()
     num_parameters = 0
     with safe_open(FOLDER / "model.safetensors", framework="np") as weights:

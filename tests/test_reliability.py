@@ -432,7 +432,7 @@ def test_hostile_replies_forge_nothing(chat, maker):
     "arguments, said",
     [
         (("8", "6"), "8 kills (write 2, rollout 2, update 1, rename 1, evaluation 1, log 1)"),
-        # vLLM on two ranks; rank 0 dies while it writes, after the first iteration
+        # vLLM on two ranks; rank 0 is killed in iteration 2, at a write to disk (os.fsync)
         pytest.param(
             ("1", "2", "2"),
             "1 kills (write 1, rollout 0, update 0, rename 0, evaluation 0, log 0), "

@@ -1,4 +1,4 @@
-"""Tests of Repair with hand-made games; Python is the reference for its interpreter."""
+"""Tests of Repair with hand-made games, and of the interpreter of Repair against Python."""
 
 import doctest
 

@@ -230,7 +230,8 @@ def test_members_share_the_first_prompt_and_nothing_else(trained_model, chat):
 
 
 def window_by_hand(chat, t, last, context_turns):
-    """Return the prompt ids of turn `last`: system message and the last `context_turns` turns."""
+    """Return the prompt ids of turn `last`: the system message, and at most `context_turns` turns
+    that end with turn `last`."""
     ids = chat.message("system", t.system)
     for k in range(max(0, last + 1 - context_turns), last + 1):
         ids += chat.message("user", t.turns[k].observation)
@@ -623,7 +624,7 @@ def test_memory_that_is_gone_before_the_first_step_is_one_sentence(trained_model
 
 
 def test_the_cache_has_the_rows_that_are_asked_for(trained_model, chat, capsys):
-    """max_running is a limit and takes no memory."""
+    """max_running only limits how many trajectories run at once; it reserves no memory."""
     engine = make_engine(small_config(max_running=10**9), trained_model, chat)
     engine.load(trained_model.state_dict().items(), 1)
     assert engine.cache.nbytes == 0
@@ -799,5 +800,5 @@ def two_trajectories():
 
 
 def test_every_response_token_has_a_log_prob():
-    first, second = two_trajectories()  # first: turns of 1 and 3 tokens; second: one of 2
+    first, second = two_trajectories()  # first: replies of 1 and 3 tokens; second: a reply of 2
     assert len(first.rollout_logprobs) == first.num_response_tokens == 4

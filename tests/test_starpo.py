@@ -282,7 +282,7 @@ def test_filter_ties_go_to_the_lower_index():
     scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # differences 1, 2, 2, 2, 2, 1
     assert filtered(scores, 2, 0.5).tolist() == [1, 2, 3]
     assert filtered(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
-    many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # every third has the larger std
+    many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # every third group has the larger std
     assert filtered(many, 2, 0.1).tolist() == list(range(2, 900, 3))
     noisy = doubles(0, 0.3, 0, 0.1 + 0.2)  # a tie: the stds differ by 4e-17
     assert noisy[3] > noisy[1]
@@ -324,9 +324,9 @@ def test_filter_count_survives_float_product():
         ("top_p", 0.51, {}, [1, 3]),
         ("top_p", 5 / 6, {}, [1, 3]),
         ("top_p", 0.84, {}, [0, 1, 3]),
-        ("top_p", 1, dict(zero_std=True), [0, 1, 3]),  # three groups have the whole sum
-        # Without group 2, e^3, e^2 and e^1 have 0.665, 0.245 and 0.090 of their sum. With group 2,
-        # e^3 and e^2 have 0.644 and 0.237.
+        ("top_p", 1, dict(zero_std=True), [0, 1, 3]),  # groups 0, 1, 3 have the whole sum, 6
+        # If group 2 is excluded, the shares of e^3, e^2 and e^1 in their sum are 0.665, 0.245 and
+        # 0.090. With group 2 (e^0), the shares of e^3 and e^2 are 0.644 and 0.237.
         ("top_p_softmax", 0.66, {}, [1]),
         ("top_p_softmax", 0.67, {}, [1, 3]),
         ("top_p_softmax", 0.90, {}, [1, 3]),
@@ -347,7 +347,7 @@ def test_filter_strategies_by_hand(strategy, keep, options, kept):
 
 
 def test_smallest_keeps_groups_with_variance():
-    """RAGEN-2 excludes groups without variance first, then ranks."""
+    """Groups without variance are excluded before the other groups are ranked, as in RAGEN-2."""
     std = doubles(0.55, 0.03, 0, 0.54, 0, 0.79, 0.3, 0.45)
     assert starpo.filter_groups(std, std, keep=0.25, smallest=True).tolist() == [1, 6]
     assert starpo.filter_groups(std, std, keep=0.25).tolist() == [0, 5]
@@ -361,8 +361,8 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
         1,
         3,
     ]
-    # top_p_softmax allows negative values. The sum is e^-1 + e^4 + e^3. The share of e^4 is 0.73,
-    # and that of e^4 + e^3 is 0.995.
+    # top_p_softmax allows negative values. Without group 0 (std 0), the exponentials of the values
+    # sum to e^-1 + e^4 + e^3. The share of e^4 in this sum is 0.73, and that of e^4 + e^3 is 0.995.
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
     assert starpo.filter_groups(values, std, keep=0.72, strategy="top_p_softmax").tolist() == [2]
 
@@ -531,8 +531,8 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 def episodes(dense=True):
     """Return the rewards and the values of all tokens.
 
-    If `dense`, each token has a reward, as with a KL penalty in the reward. Else only the last
-    tokens of turns have one, and every third turn has none."""
+    If `dense`, each token has a reward, as with a KL penalty in the reward. Otherwise only the
+    last token of a turn has a reward, and in every third turn this reward is 0."""
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
@@ -679,7 +679,7 @@ def test_turn_level_advantages_by_hand():
         options = dict(estimator=estimator, turn_level=True, turn_gamma=0.5)
         found, _ = estimate_turns(rewards, None, [1, 2, 1, 2, 1], [3, 2], **options)
         close(found, [x, 0, 0, 0, -x, -x, 0])
-    # In four groups of one trajectory, no turn has another to compare with.
+    # Each of four groups has one trajectory, so no turn is compared with another turn.
     options = dict(estimator="dr_grpo", turn_level=True, group_size=1)
     found, _ = estimate_turns(doubles(1, 2, 3, 4, 5, 6, 7, 8), None, [1] * 8, [2] * 4, **options)
     close(found, [0.0] * 8)
@@ -707,8 +707,8 @@ def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
         expected += [a] * length
     found, _ = estimate(estimator, rewards, turn_level=True, turn_gamma=turn_gamma)
     close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
-    # The turns that only one member of a group reached have 2, 5 and 2 tokens. Their advantages
-    # are 0.
+    # A turn that only one member of its group reached has advantage 0. The three turns of this
+    # kind have 2, 5 and 2 tokens.
     assert expected.count(0.0) == 2 + 5 + 2
 
 
@@ -755,7 +755,7 @@ def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
 # With clip_low = 0.2 and clip_high = 0.28, the bounds are 0.8 and 1.28.
 CLIP_CASES = [
     (1.5, 2.0, 1.28 * 2.0, 0.0, 1),  # above, A > 0: held at 1.28
-    (1.25, 2.0, 1.25 * 2.0, 1.25 * 2.0, 0),  # inside, above 1 + clip_low
+    (1.25, 2.0, 1.25 * 2.0, 1.25 * 2.0, 0),  # inside the bounds, though above 1 + clip_low
     (0.5, 2.0, 0.5 * 2.0, 0.5 * 2.0, 0),  # below, A > 0: min takes the unclipped 1.0 < 1.6
     (0.5, -2.0, 0.8 * -2.0, 0.0, 1),  # below, A < 0: held at 0.8
     (0.9, -2.0, 0.9 * -2.0, 0.9 * -2.0, 0),  # inside
@@ -930,9 +930,9 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
 # Columns: v, R, loss, gradient in v, whether the clipped term is larger.
 VALUE_CASES = [
     (2.0, 3.0, 0.5 * 1.5**2, 0.0, 1),  # held at 1.5, (1.5 - 3)^2 = 2.25 > (2 - 3)^2
-    (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but (2 - 0)^2 = 4 > 2.25: gradient v - R = 2
+    (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but 2^2 = 4 > 1.5^2 = 2.25: gradient v - R = 2
     (-1.0, -2.0, 0.5 * 2.5**2, 0.0, 1),  # held at 0.5, (0.5 + 2)^2 = 6.25 > (-1 + 2)^2
-    (-1.0, 2.0, 0.5 * 3.0**2, -3.0, 0),  # held at 0.5, but (-1 - 2)^2 = 9 > 2.25
+    (-1.0, 2.0, 0.5 * 3.0**2, -3.0, 0),  # held at 0.5, but (-1 - 2)^2 = 9 > (0.5 - 2)^2 = 2.25
     (1.25, 2.0, 0.5 * 0.75**2, -0.75, 0),
 ]
 
@@ -1034,8 +1034,9 @@ def test_k1_and_k3_have_the_kl_as_expectation():
 
 
 def expected_loss_gradient(estimator):
-    """Return the expected gradient of the estimator with respect to the logits, for samples from a
-    detached p."""
+    """Return the expected gradient of a KL estimator with respect to the logits.
+
+    The expectation is over tokens sampled from the policy. Its probabilities are held constant."""
     logits, logprobs, ref = enumerated_policy()
     p = logprobs.exp().detach()
     (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().backward()
@@ -1196,12 +1197,12 @@ def test_importance_weights_by_hand():
     # The old log-probs are the engine's, so the weight is min(1, cap / ratio).
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
-    # The old log-probs are the trainer's, before a step: the weight is min(pi_old / pi_engine,
-    # cap).
+    # The old log-probs are the trainer's. Before an optimizer step pi is pi_old, so the weight is
+    # min(pi_old / pi_engine, cap).
     found = starpo.importance_weights(new, new, rollout, 2.0)
     close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
-    # The old log-probs are the trainer's, after a step: the weight is min(pi / pi_engine, cap) /
-    # (pi / pi_old).
+    # The old log-probs are the trainer's. After an optimizer step pi differs from pi_old, and the
+    # weight is min(pi / pi_engine, cap) / (pi / pi_old).
     old = torch.tensor([-1.0, -1.5, -1.0, -1.5])
     ratio = [1.0, math.exp(0.5), 1.0, math.exp(-0.5)]
     total = [1.0, 2.0, math.exp(0.5), math.exp(-1.0)]

@@ -78,9 +78,10 @@ def test_equal_seeds_have_the_interval_over_instances():
 def test_rate_interval_of_two_seeds_by_hand():
     """Two seeds have rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
 
-    The method adds two instances with means 0 and 1, so the variance is (0.5^2 + 0.5^2) / 10 =
-    0.05. Eight instances with this variance count like 0.25 * 8 / 0.05 = 40 games. The half width
-    from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the interval is 0 to 1.
+    `rate_interval` adds two instances with means 0 and 1, so the variance is (0.5^2 + 0.5^2) / 10 =
+    0.05. A game has the variance 0.25, so eight instances with the variance 0.05 count like 0.25 *
+    8 / 0.05 = 40 games. The half width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the
+    interval is 0 to 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
@@ -92,8 +93,8 @@ def test_rate_interval_of_two_seeds_by_hand():
 
 
 def test_rates_alone_give_the_widest_interval():
-    """Two seeds solve 1 and 3 of 4 prompts. If both solve the same prompt, the means of the prompts
-    are 1, 1/2, 1/2 and 0."""
+    """Two seeds solve 1 and 3 of 4 prompts. `interval_of_rates` assumes that the second seed also
+    solves the first seed's prompt, so the prompts have mean rates of 1, 1/2, 1/2 and 0."""
     alike = rate_interval(np.array([[1, 0, 0, 0], [1, 1, 1, 0]]))
     assert interval_of_rates(np.array([0.25, 0.75]), num_prompts=4) == alike
     rng = np.random.default_rng(0)
@@ -105,25 +106,25 @@ def test_rates_alone_give_the_widest_interval():
 
 
 def test_difference_interval_by_hand():
-    """Of 98 instances, a wins 3 that b loses, and b wins 1 that a loses.
+    """Of 98 instances, player a wins 3 that player b loses, and b wins 1 that a loses.
 
-    The method adds two instances, with the differences +1 and -1, to the 98. The variance is (3 + 1
-    + 2) / 100 - (2 / 100)^2 = 0.0596.
+    `difference_interval` adds two instances, with the differences +1 and -1, to the 98. The
+    variance is (3 + 1 + 2) / 100 - (2 / 100)^2 = 0.0596.
     """
     a = np.array([[1, 1, 1, 0, *[1] * 94]])
     b = np.array([[0, 0, 0, 1, *[1] * 94]])
     low, high = difference_interval(a, b)
     half = 1.959964 * math.sqrt(0.0596 / 100)
     assert (low, high) == pytest.approx((2 / 98 - half, 2 / 98 + half))
-    # Here a wins 4 that b loses, and b wins none that a loses. The sign test has p = 0.125, so the
-    # interval must contain 0.
+    # Here player a wins 4 that player b loses, and b wins none that a loses. The sign test has
+    # p = 0.125, so the interval must contain 0.
     low, _ = difference_interval(np.ones((1, 100)), np.array([[0] * 4 + [1] * 96]))
     assert low < 0
 
 
 def test_three_seeds_that_differ_say_little():
-    """The differences of three seeds are 54, 7 and 23 points. The interval over seeds alone is 28
-    +- 4.3027 * 23.9 / sqrt(3), -31 to 87."""
+    """Three seeds are 54, 7 and 23 points better than a player that never wins. The interval over
+    seeds alone is 28 +- 4.3027 * 23.9 / sqrt(3), -31 to 87."""
     a = np.zeros((3, 100))
     for seed, wins in enumerate((54, 7, 23)):
         a[seed, :wins] = 1
@@ -242,7 +243,8 @@ def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate,
     assert found == pytest.approx(rate / 100, abs=0.05)
     found = covers(*difference_interval(wins, player), true_mean - 0.5)
     assert found == pytest.approx(difference / 100, abs=0.05)
-    # The true mean is 66 %. Most experiments whose interval misses it have no collapsed seed.
+    # The true mean is 66 %. Most intervals that miss the true mean come from experiments in which
+    # no seed collapses.
     no_collapse = 1 - collapses.any(1).mean()
     assert no_collapse == pytest.approx(0.8**num_seeds, abs=0.05)
     said = f"{rate}" in rate_interval.__doc__ and f"{difference}" in rate_interval.__doc__

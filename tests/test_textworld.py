@@ -1,7 +1,7 @@
 """
 Tests of worlds/text/textworld.py against the package textworld.
 
-Most of them need the package, which this command installs:
+Most tests need the package, which this command installs:
 
     make test-extras
 """
@@ -148,9 +148,9 @@ def test_the_expert_wins_textworld(spec):
 @pytest.mark.slow
 @needs_textworld
 def test_densities_of_a_simple_game():
-    """A win takes 8 commands. Sparse rewards pay only for the last command, balanced rewards also
-    for the kitchen and the chips, and dense rewards also for the drawer, the key, the unlocked door
-    and the open door."""
+    """A win takes 8 commands. Sparse rewards pay only for the last command. Balanced rewards also
+    pay for reaching the kitchen and taking the chips. Dense rewards also pay for opening the
+    drawer, taking the key, unlocking the door and opening the door."""
     for rewards, payments in (("sparse", 1), ("balanced", 3), ("dense", 7)):
         env = opened(f"textworld:game=simple,rewards={rewards}", 1)
         paid = [env.step(command).reward for command in env.plan(99, 1)]
@@ -161,7 +161,8 @@ def test_densities_of_a_simple_game():
 @pytest.mark.slow
 @needs_textworld
 def test_a_lost_game_is_no_success():
-    """The chips are eaten, not cooked: the game is over, and 6 of 7 milestones are paid."""
+    """The player eats the chips instead of putting them on the stove: the game is over, and 6 of 7
+    milestones are paid."""
     env = opened("textworld:game=simple", 1)
     total = sum(env.step(command).reward for command in env.plan(99, 1)[:-1])
     step = env.step("eat half of a bag of chips")

@@ -125,7 +125,8 @@ def test_a_search_by_other_words_counts_as_well():
 def test_scores_by_hand():
     index = Index(TOWNS)
     names = [document.name for document in index.search("the SALT of new Tavor, 31", 3)]
-    # A word in d of the 3 documents has the weight log(1 + 3/d). d is 1 for new, 2 for the others.
+    # A word in d of the 3 documents has the weight log(1 + 3/d). The word new is in 1 document;
+    # salt, tavor and 31 are in 2 documents.
     new, common = math.log(4), math.log(2.5)
     assert new + 3 * common > 2 * common > common
     assert names == ["New Tavor", "Tavor", "Lunen"]
@@ -344,15 +345,15 @@ RIVERS = [
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
         # The question names no title, so the query is all words of the question.
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
-        # If title and words do not find the answer, the last query names a passage that
-        # has the answer.
+        # If neither the title in the question nor all its words find the answer, the second query
+        # is the title of a passage with the answer.
         (
             "Where is Mozart from, the Rhine?",
             "Mediterranean",
             ["search The Rhine", "search The Nile"],
         ),
-        # A result shows only 300 characters of a passage. This answer comes after them, so no
-        # result shows it, and the player searches only once.
+        # A result shows only 300 characters of a passage. The answer comes later in the passage, so
+        # no result can show the answer, and the player does not search again.
         ("Where does the Elbe end?", "Germany", ["search Where does the Elbe end"]),
         ("Is the Nile long?", "yes", ["search The Nile"]),
     ],

@@ -154,7 +154,8 @@ def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(
 
 
 def leave_as_if_killed(out_dir, whole, rows):
-    """Leave an unfinished checkpoint of iteration 4, rows up to iteration 3, and half a line."""
+    """Leave an unfinished checkpoint of iteration 4, metrics up to iteration 3, and half a line at
+    the end of trajectories.jsonl."""
     shutil.copytree(whole / "checkpoint-000004", out_dir / "partial")
     (out_dir / "partial" / "manifest.json").unlink()
     with (out_dir / "metrics.jsonl").open("a") as file:
@@ -233,8 +234,8 @@ def test_kl_is_measured_against_the_start(kl_run):
 
 @pytest.mark.slow
 def test_the_sampler_always_has_the_newest_weights(kl_run):
-    """The only optimizer step of an iteration begins at the policy that sampled. So all ratios
-    are 1."""
+    """The only optimizer step of an iteration begins at the policy that sampled, so all of PPO's
+    probability ratios are 1."""
     for row in kl_run:
         assert row["approx_kl"] < 1e-8 and row["clipfrac"] == 0 and row["grad_norm"] > 0
 
@@ -395,7 +396,7 @@ def test_a_missing_gpu_is_named(monkeypatch):
     assert model.pick_dtype("bfloat16", cpu) == torch.bfloat16
 
 
-# The first line of /proc/driver/nvidia/version, of the closed and of the open kernel module.
+# The first line of /proc/driver/nvidia/version if the kernel module is closed, and if it is open.
 DRIVERS = [
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}.54.14  Thu Feb 22 01:44:30 UTC 2024",
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}.54.14  Release Build  (root@a)",
@@ -517,7 +518,8 @@ def test_a_drift_between_engine_and_trainer_is_said(trained_folder, tmp_path, ca
 
 
 def test_the_less_precise_type_decides_what_is_a_mismatch(capsys):
-    """0.02 nats is too much for float32 and less than the rounding of bfloat16."""
+    """A difference of 0.02 nats between log-probs is too large for float32, but not for the coarse
+    rounding of bfloat16."""
     for engine_dtype, warns in (("float32", True), ("bfloat16", False)):
         config = small_config(engine_dtype=engine_dtype)
         learner = SimpleNamespace(config=config, dtype=torch.float32, device=torch.device("cpu"))

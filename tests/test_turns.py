@@ -225,7 +225,8 @@ def test_action_budget():
 def test_success_ends():
     outcome = episode_in(NEARLY_SOLVED).step("<think>a</think><answer>Left || Right || Up</answer>")
     assert (outcome.status, outcome.user) == ("success", "")
-    # -0.1 + 1 + 10; what follows the end is neither executed nor penalised
+    # -0.1 for the move, 1 for the box on its target and 10 for the win; actions after the end are
+    # neither executed nor penalised
     assert outcome.reward == pytest.approx(10.9)
     assert outcome.record.num_actions == 1 and outcome.record.format_ok
 

@@ -609,7 +609,8 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
 
 
 def test_learning_rates_fall_linearly(trained_folder):
-    """Both rates fall to a fifth. After 1 of 4 iterations the factor is 0.2 + 0.8 * 3/4."""
+    """Both learning rates fall towards a fifth of their first values. After 1 of 4 iterations the
+    factor is 0.2 + 0.8 * 3/4."""
     learner = make_learner(
         trained_folder, learning_rate=0.1, critic_lr=0.2, final_lr=0.2, num_iterations=4
     )
@@ -626,8 +627,8 @@ def test_learning_rates_fall_linearly(trained_folder):
 
 
 def test_an_update_uses_the_learning_rate_of_its_iteration(trained_folder):
-    """AdamW's first step moves weights by the learning rate. With final_lr=0, half of the learning
-    rate is left in the second of two iterations."""
+    """In AdamW's first step, the largest move of a weight is about the learning rate. With
+    final_lr=0, half of the learning rate is left in the second of two iterations."""
     settings = dict(estimator="grpo", batch_size=8, learning_rate=0.01, weight_decay=0.0)
     moved = {}
     for step, final_lr in ((0, 0.0), (1, 0.0), (1, 1.0)):

@@ -340,10 +340,10 @@ def test_a_win_is_worth_more_than_any_loss(density):
 
 
 def listed_otherwise(instance):
-    """Return another instance of the same game.
+    """Return an instance that describes the same game in another way.
 
-    A quest gets reversed lists and a longer path. The things of a household are reversed and
-    numbered anew.
+    A quest gets reversed lists and a longer path. The list of things in a household is reversed,
+    and the things get new numbers.
     """
     if instance[0] == "household":
         *parts, things = instance
