@@ -3,8 +3,8 @@
 python -m tools.check_env examples/my_env.py:Doors
 python -m tools.play examples/my_env.py:Doors --seed=3
 
-The tiny model must first learn the words of a new game from demonstrations, which takes 1
-CPU-minute. RL then takes minutes:
+The tiny model must first learn the words of a new game from demonstrations (SFT, 1 CPU-minute).
+RL then takes minutes. The commands for both:
 
 python -m tools.sft config/frozenlake_grpo.py config/models/tiny.py \\
     config/recipes/tiny_new_game.py --env=examples/my_env.py:Doors \\
@@ -22,8 +22,8 @@ class Doors(Env):
 
     actions = tuple(f"door {number}" for number in range(1, 9))  # the names of the actions
     # An instance is one start of the game. Eight instances are too few to train on some and to
-    # evaluate on others: with `repeats`, training and evaluation share them. Leave `repeats` out if
-    # there are 1,024 instances or more.
+    # evaluate on others: with `repeats`, training and evaluation share them. With 1,024 instances
+    # or more, leave `repeats` out: 512 are for evaluation, the rest for training.
     repeats = True
 
     def __init__(self, *, reward: float = 1.0, **common):  # an option: --env=...:Doors,reward=2
@@ -31,7 +31,7 @@ class Doors(Env):
         self.max_reward = reward  # the total reward of a success
 
     def draw(self, rng):
-        """A random instance: a name, then everything that the start of the game depends on."""
+        """A random instance: the name of the game, then everything that its start depends on."""
         return ("doors", int(rng.integers(len(self.actions))))
 
     def _start(self, instance):

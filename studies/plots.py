@@ -76,7 +76,7 @@ def draw_metric(axes: Axes, metric: str, curves: Curves, looks: dict[str, dict])
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """Group curves by environment, the first word of their label, and remove this word from it."""
+    """Group curves by environment, the first word of a label. Remove this word from the labels."""
     columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
@@ -88,8 +88,8 @@ def split_by_env(curves: Curves) -> dict[str, Curves]:
 def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
     """Draw a metric's mean over the seeds. The x axis counts passes (iterations x epochs).
 
-    The band is `success_band` for evaluations, and the range of the seeds for other metrics. A
-    triangle marks the first warning of a collapse in a seed.
+    For evaluations, the band is the 95 % interval from `success_band`. For other metrics, the band
+    is the range of the seeds. A triangle marks the first warning of a collapse in a seed.
     """
     iterations, values = stack_seeds(rows, metric)  # (I,), (S, I)
     if not len(iterations):
@@ -115,7 +115,9 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw each reference player that has the same success in all curves. Returns: their labels."""
+    """Draw each reference player whose success is the same in the runs of all curves.
+
+    Returns: the labels of these players."""
     players = []
     for rows in curves.values():
         wins = {name: games[0] for name, games in wins_of_run(rows).items()}

@@ -8,8 +8,8 @@
   it is trained first (7 CPU-minutes).
 - docs/view.png: a screenshot of the web page of this run.
 
-The script needs playwright (requirements/dev.txt) and Chromium. studies/real_model/page.py draws
-docs/echo_trap.png.
+The script needs playwright (requirements/dev.txt) and Chromium. The script does not draw
+docs/echo_trap.png: studies/real_model/page.py draws that picture.
 """
 
 from configurator import UserError
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
 
 
 def train() -> None:
-    """Start or continue RUN. If it is finished, train.py only prints its report.
+    """Start or continue RUN. If RUN is finished, train.py only prints the report of RUN.
 
     Raises: UserError if train.py fails, for example because RUN was started with other settings."""
     command = [sys.executable, *TRAIN]

@@ -103,7 +103,8 @@ def _check_against(job: Job) -> None:
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
     begins_a_row = any(name.startswith(reference) for name in rows)
-    # The row of the player "greedy" can have a longer name, such as "greedy, closed loop".
+    # The row of the player "greedy" has a longer name, such as "greedy, closed loop". So
+    # `reference` may continue the name of a player.
     continues = any(reference.startswith(name) for name in players)
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)
@@ -121,10 +122,10 @@ def read_scoring(
     """Read a command line with run folders, config files and options.
 
     Args:
-        options: the legal options with their defaults.
+        options: the script's own options (not settings) with their defaults.
         default_model: True to score the config's model if no run and no player are given.
         score_runs: True to score the policies of the given runs, False to take only the settings of
-            the first run. With --model, the models in --model are scored instead.
+            the first run. If --model is given, its models are scored instead of these policies.
     """
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     for arg in argv[len(runs) :]:

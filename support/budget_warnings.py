@@ -13,8 +13,8 @@ BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
 SOLVED = 0.9  # if the mean success of idle iterations is at least this, the task counts as solved
 # Below this fraction of valid replies, a warning about idle iterations advises SFT on the format of
-# replies. If the warning contains a `budget_note`, replies that were cut off count as valid here,
-# because the note gives the advice for them.
+# replies. If the warning contains a `budget_note`, this note already gives advice about replies
+# that were cut off. So these replies then count as valid.
 FEW_VALID = 0.5
 
 

@@ -384,8 +384,8 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
 
     Args: history: rows of metrics.jsonl; `eval_success` is None if the evaluation had other prompts
         or rules than now.
-    Returns: success and sentence. The success is -1 if `history` has none or best/ is lost. The
-        sentence is "" unless best/ is lost."""
+    Returns: the success, and a message for the user. The success is -1 if `history` has none or
+        best/ is lost. The message says that best/ is lost; else it is ""."""
     known = {}
     for row in history:
         if row["eval_success"] is not None:

@@ -247,7 +247,7 @@ def test_the_cap_of_importance_weights_is_for_mismatch():
 
 
 def test_clips_act_on_mismatch_in_the_first_step():
-    """In bfloat16, log-probs of trainer and engine differ, so PPO's ratio is not 1 in step 1.
+    """In bfloat16, trainer and engine log-probs differ, so PPO's ratio in the first step is not 1.
 
     Old values come from the critic itself, so value_clip has no effect.
     """

@@ -1,1 +1,1 @@
-"""The figures and tables of the two papers that this project implements."""
+"""Our results for figures and tables of the two papers that this project implements."""

@@ -133,7 +133,8 @@ def forward_backward(
 
 
 def check_results(results: dict[str, dict[str, float]]) -> None:
-    """Raise UserError if a variant differs from the first by TOLERANCE in loss or gradient norm."""
+    """Raise UserError if loss or gradient norm of a variant differs from the first by TOLERANCE or
+    more."""
     expected = next(iter(results.values()))
     for found in results.values():
         loss_error = abs(found["loss"] - expected["loss"])

@@ -5,10 +5,10 @@
     python -m studies.speed.gpu_report --pieces=update,head    # these pieces, in this order
     python -m studies.speed.gpu_report --device=cpu  # the same with tiny models, 1 CPU-minute
 
-A piece is a group of measurements (cases). Each piece runs in its own processes (gpu_pieces.py),
-each of at most 4 minutes. If a case breaks a process, the remaining cases run in a new process.
-Results are appended to out/gpu/results.jsonl. The next call skips measured pieces and repeats
-failed pieces last. --out_dir=PATH sets another folder, --model=NAME the model of the piece
+A piece is a group of measurements (cases). A piece runs in a process of its own (gpu_pieces.py),
+which is stopped after 4 minutes at the latest. If a case breaks the process, the remaining cases
+run in a new process. Results are appended to out/gpu/results.jsonl. The next call skips measured
+pieces and repeats failed pieces last. --out_dir=PATH sets another folder, --model=NAME the model of the piece
 `flagship`. Without vLLM, the pieces that need it are skipped.
 """
 

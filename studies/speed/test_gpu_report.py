@@ -283,9 +283,8 @@ def test_metrics_that_differ_are_said_in_words():
 def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
-    # The row has a piece of 2 tokens, then a piece of 3 tokens that also sees the first piece.
-    # For the n tokens of a piece whose last token sees k keys, flop_of counts n * (k - n/2) keys:
-    # 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5.
+    # The packed batch has 2 tokens, then 3 tokens that also see the first 2. For n neighbours whose
+    # last token sees k keys, flop_of counts n * (k - n/2) keys: 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5.
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
