@@ -41,8 +41,8 @@ RUN = dict(
     engine="torch",
     think=True,
     estimator="gae",
+    # 1.0 also keeps groups of equal scores. A random model has them: all its replies are malformed.
     filter_keep=1.0,
-    filter_zero_std=True,  # keep groups of equal scores: a random model's replies are all malformed
     max_turns=2,
     num_groups=2,
     group_size=2,

@@ -284,7 +284,8 @@ def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
     # The packed batch has 2 tokens, then 3 tokens that also see the first 2. For n neighbours whose
-    # last token sees k keys, flop_of counts n * (k - n/2) keys: 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5.
+    # last token sees k keys, flop_of counts n * (k - n/2) keys:
+    # 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5.
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
