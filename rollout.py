@@ -176,9 +176,9 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Instances of the evaluation and held-out splits are called reserved: training does not draw
-    # them. The settings `env` and `eval_env` can name one game with different options. So each
-    # environment also avoids the reserved instances of the others, which it could draw otherwise.
-    # An environment with too few instances (`Env.repeats`) avoids none.
+    # them. If `env` and `eval_env` name one game with different options, both can draw the same
+    # instance. So each environment avoids the reserved instances of all environments in these two
+    # settings. An environment with too few instances (`Env.repeats`) avoids none.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -527,8 +527,8 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Record the steps that have finished. While the engine has nothing to decode, also wait
-            # for pending steps, until a recorded step gives the engine work.
+            # Record the steps that have finished. If the engine is idle, wait for the next one.
+            # `wait` is evaluated anew in each pass, because a recorded step may queue a turn.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 

@@ -386,8 +386,13 @@ def token_gae(
     """
     gamma, lam, turn_gamma, turn_lam = discounts
     lengths = _tokens_per_trajectory(tokens_per_turn, turns_per_trajectory)  # B
-    token_gamma = _for_each_token(rewards, tokens_per_turn, gamma, turn_gamma)  # (R,)
-    token_lam = _for_each_token(rewards, tokens_per_turn, lam, turn_lam)  # (R,)
+    # A step from a token to the next one stays within a turn, or goes on to the next turn.
+    _check_counts(tokens_per_turn, total=len(rewards))
+    turn_ends = torch.tensor(tokens_per_turn).cumsum(0) - 1  # (K,)
+    token_gamma = torch.full_like(rewards, gamma)  # (R,)
+    token_gamma[turn_ends] = turn_gamma
+    token_lam = torch.full_like(rewards, lam)  # (R,)
+    token_lam[turn_ends] = turn_lam
     return gae(rewards, values, lengths, token_gamma, token_lam)
 
 
@@ -475,19 +480,6 @@ def _tokens_per_trajectory(
     tokens_per_turn: list[int], turns_per_trajectory: list[int]
 ) -> list[int]:
     return segment_sums(torch.tensor(tokens_per_turn), turns_per_trajectory).tolist()
-
-
-def _for_each_token(
-    rewards: Tensor, tokens_per_turn: list[int], inside: float, between: float
-) -> Tensor:
-    """Return the discount (or lambda) of the step from each token to the next, (R,).
-
-    `between` is for the step from the last token of a turn, `inside` for all other steps."""
-    _check_counts(tokens_per_turn, total=len(rewards))
-    turn_ends = torch.tensor(tokens_per_turn).cumsum(0) - 1  # (K,)
-    discounts = torch.full_like(rewards, inside)  # (R,)
-    discounts[turn_ends] = between
-    return discounts
 
 
 def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> Tensor:

@@ -718,8 +718,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # The ratio is pi / pi_old. These weights, which have no gradient, make
-        # weight * ratio = min(pi / pi_engine, importance_cap).
+        # The ratio is pi / pi_old. The weight, which has no gradient, is
+        # min(pi / pi_engine, importance_cap) / ratio. So weight * ratio never exceeds the cap.
+        # If pi_old is pi_engine (the default), the weight is 1 until the ratio exceeds the cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

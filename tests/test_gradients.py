@@ -1,4 +1,4 @@
-"""Tests of the updates that estimators, reward norms, filters and other methods make.
+"""Tests of the updates that training makes with each estimator, reward norm, filter and so on.
 
 The gradient of a method is compared with that of a plain loop over the trajectories.
 """

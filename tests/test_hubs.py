@@ -1,8 +1,8 @@
 """
 Tests of the adapters to GEM, reasoning-gym and gymnasium.
 
-Many tests use fakes of GEM and reasoning-gym. Other tests need the three packages, which this
-command installs:
+Many tests use fakes of GEM and reasoning-gym. Some other tests need GEM, reasoning-gym or gymnasium
+itself. This command installs the three packages:
 
     make test-hubs
 """
