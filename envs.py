@@ -452,7 +452,7 @@ def name_of(env: Env) -> str:
 
 
 def show(value: Any) -> str:
-    """Return `value`, which a user's code returned, as a short text for an error message."""
+    """Return a value, such as one from a user's code, as a short text for an error message."""
     return printable(repr(value), limit=100)
 
 

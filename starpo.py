@@ -386,8 +386,8 @@ def token_gae(
     """
     gamma, lam, turn_gamma, turn_lam = discounts
     lengths = _tokens_per_trajectory(tokens_per_turn, turns_per_trajectory)  # B
-    # A step from a token to the next one stays within a turn, or goes on to the next turn.
     _check_counts(tokens_per_turn, total=len(rewards))
+    # The step from the last token of a turn to the next turn uses turn_gamma and turn_lam.
     turn_ends = torch.tensor(tokens_per_turn).cumsum(0) - 1  # (K,)
     token_gamma = torch.full_like(rewards, gamma)  # (R,)
     token_gamma[turn_ends] = turn_gamma

@@ -154,8 +154,8 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # Without dynamic sampling, the filter sees all P groups. With it, P can exceed num_groups, and
-    # the filter sees at most num_groups of them, those with variance first.
+    # With dynamic sampling, the filter sees at most num_groups of the P groups. Groups without
+    # variance only fill the places that groups with variance leave free.
     candidates = filter_candidates(config, stats)  # (1 to P,) group numbers
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,) group numbers
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
@@ -718,9 +718,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # The ratio is pi / pi_old. The weight, which has no gradient, is
-        # min(pi / pi_engine, importance_cap) / ratio. So weight * ratio never exceeds the cap.
-        # If pi_old is pi_engine (the default), the weight is 1 until the ratio exceeds the cap.
+        # The ratio is pi / pi_old. The weight, which has no gradient, is chosen so that
+        # weight * ratio = min(pi / pi_engine, importance_cap). If pi_old is pi_engine (the
+        # default), the weight is 1 until the ratio exceeds the cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

@@ -25,7 +25,9 @@ PLAYERS = {"greedy, closed loop": 4, "optimal, closed loop": 8}  # player -> pro
 
 @pytest.fixture(autouse=True)
 def quick_pictures(monkeypatch):
-    """Draw pictures in low resolution, with letters as outlines: this is three times faster."""
+    """Draw in low resolution, and embed Type 3 instead of TrueType fonts in PDFs.
+
+    This is three times faster."""
     monkeypatch.setitem(style.STYLE, "pdf.fonttype", 3)
     monkeypatch.setattr(style, "DPI", 40)
 

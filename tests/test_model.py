@@ -415,7 +415,8 @@ def test_chunked_logprobs_by_hand():
 def test_chunked_logprobs_of_certain_choices_are_as_exact_as_a_softmax():
     torch.manual_seed(0)
     hidden = torch.randn(64, 8)
-    weight = 6 * torch.randn(50, 8)  # logits up to 84; half of the best tokens have p > 0.99
+    # logits up to 84; in half of the 64 rows, the most probable token has p > 0.99
+    weight = 6 * torch.randn(50, 8)
     h, w = (x.double().requires_grad_() for x in (hidden, weight))
     logp = (h @ w.T).log_softmax(-1)
     targets = logp.argmax(-1)

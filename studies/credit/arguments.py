@@ -16,7 +16,9 @@ from support.settings_history import read_earlier
 
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
-    "draws": 16,  # continuations from the state before each turn; as many from after its reply
+    # number of continuations from the state before each turn, and the same number from the state
+    # after the reply of the turn
+    "draws": 16,
     "out": "out/credit",
 }
 
