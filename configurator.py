@@ -274,7 +274,8 @@ class Config:
     adam_eps: Positive = 1e-8  # policy and critic
     weight_decay: NotNegative = 0.01  # policy and critic
     grad_clip: Positive = 1.0  # largest gradient norm
-    # stop after this many optimizer steps in a row with a loss or gradient that is not finite
+    # stop after this many bad optimizer steps in a row: a loss, metric or gradient is not finite
+    # (float16: a step that only lowers the loss scale is not bad)
     max_bad_steps: Count = 5
 
     # -- evaluation

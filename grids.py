@@ -1,8 +1,8 @@
 """Grid worlds: FrozenLake and Sokoban, their dynamics, texts and reference players.
 
-Rules, symbols, rewards and the way of drawing boards follow RAGEN, with the three differences that
-the docstring of envs.py lists. The optimal players use the exact planners of worlds/planners.py.
-Cells are numbered row by row: cell = row * size + column.
+Rules, symbols, rewards and the random generation of boards follow RAGEN. The noise of moves, the
+seeds and the splits differ from RAGEN (docstring of envs.py). The optimal players use the exact
+planners of worlds/planners.py. Cells are numbered row by row: cell = row * size + column.
 """
 
 from configurator import UserError

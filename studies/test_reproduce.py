@@ -133,8 +133,8 @@ def test_every_experiment_is_a_valid_run(scale):
 
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
 def test_curves_of_an_experiment_are_different_runs(name):
-    """`curve` drops overrides that equal a default. Two curves must differ even without the dropped
-    overrides."""
+    """`curve` drops overrides that equal a default. So two curves that differ only in such an
+    override would be the same run. No experiment may have two such curves."""
     curves = reproduce.EXPERIMENTS[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)

@@ -61,7 +61,10 @@ def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
 
 
 def _parts_of_dict(value: dict, shape: dict, prefix: str) -> list[tuple]:
-    """(place, item, shape) for each item that `shape` names. For a missing item, item is `...`."""
+    """Return (place, item, shape of the item) for each key of `shape`.
+
+    The key `str` means each key of `value`. The place is the item's path as text. For a missing
+    item, item is `...`."""
     parts = []
     for key, item_shape in shape.items():
         if key is str:

@@ -186,7 +186,7 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
     # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. For
-    # each piece, the kernel also gets the queries of 1 2; their outputs are dropped.
+    # both long pieces, the kernel also gets the queries of the context. Their outputs are dropped.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(

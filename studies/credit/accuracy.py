@@ -98,9 +98,10 @@ def measure(
 ) -> dict[str, list[float]]:
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
-    Args: credits: (K,). alternatives: (K,) credits if the turn's game goes on differently after the
-        reply. reference: (K,) credits of GRPO, for the measure "gain". games: (K,) index of each
-        turn's game. clusters: (K,) index of each turn's board.
+    Args: credits: (K,). alternatives: (K,) the credit of each turn in another continuation of its
+        game, which goes on differently after the turn's reply. reference: (K,) credits of GRPO, for
+        the measure "gain". games: (K,) index of each turn's game. clusters: (K,) index of each
+        turn's board.
     """
 
     def compute(mask: ndarray) -> ndarray:

@@ -52,7 +52,7 @@ def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, i
 
 
 def spread_out(records: Sequence[dict], count: int) -> list[dict]:
-    """Return up to `count` records at equal distances: neighbours are often of one group."""
+    """Return up to `count` evenly spaced records, because neighbours often belong to one group."""
     distance = max(1, len(records) // count)
     return list(records[::distance][:count])
 

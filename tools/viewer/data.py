@@ -55,7 +55,7 @@ RANKED_BY = {  # value of the setting filter_by -> by what the filter ranks grou
     "length": "its mean length",
 }
 NOT_IN_FORM = "The reply was not in the required form."
-REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # the beginning of a report on a turn
+REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # the next user message begins with it
 SHOWN_OUTSIDE = 40  # at most this many characters outside of a reply's tags are quoted
 
 
