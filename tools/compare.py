@@ -1,6 +1,6 @@
 """Compare methods: one curve per method, paired differences with intervals, costs, and a verdict.
 
-    python -m tools.compare out/A out/A_s* vs out/B out/B_s*   # two arms, each with its seeds
+    python -m tools.compare out/A out/A_s[0-9]* vs out/B out/B_s[0-9]*  # two arms with their seeds
     python -m tools.compare out/a* vs out/b* vs out/c*         # b and c are compared with a
     python -m tools.compare out/a*                             # one arm: its curve and its costs
     python -m tools.compare out/a* vs out/b* --threshold=80    # costs of reaching 80 % success
