@@ -154,8 +154,8 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # With dynamic sampling, the filter sees at most num_groups of the P groups. Groups without
-    # variance only fill the places that groups with variance leave free.
+    # By default, the filter sees all P groups. With dynamic sampling, it sees at most num_groups of
+    # them: groups without variance only fill the places that groups with variance leave free.
     candidates = filter_candidates(config, stats)  # (1 to P,) group numbers
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,) group numbers
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale

@@ -9,8 +9,8 @@
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
 config/models/tiny.py, with a few changes (LAKE and BANDIT in bench.py). Config files and
---key=value override these settings. But head and scale ignore both, because their settings are
-fixed. An example:
+--key=value override these settings, except in head and scale: their settings are fixed, and only
+--repeats and --json have an effect. An example:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 

@@ -124,7 +124,7 @@ def read_run(folder: Path) -> TrainedRun:
 def sampled_tokens(step: dict, config: Config) -> float:
     """Return the number of tokens that an iteration sampled.
 
-    Groups with an error count with the mean length of the other groups."""
+    A group with an error is counted with the mean length of the other groups."""
     num_groups = step.get("sampled_groups", config.num_groups)
     return num_groups * config.group_size * (step["response_length"] or 0.0)
 
