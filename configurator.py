@@ -61,7 +61,7 @@ def describe_error(error: BaseException) -> str:
     "KeyError: 'size'"
     """
     message = "its message cannot be read"
-    with suppress(BaseException):  # str(error) may run the user's code, too
+    with suppress(BaseException):  # str(error) may run the user's code, which may raise anything
         message = " ".join(str(error).split())
     if isinstance(error, UserError):
         return printable(message)
@@ -154,7 +154,7 @@ class Config:
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
     grace_s: Seconds = 60.0  # seconds that an iteration may still take after a stop signal
     # iterations between records in trajectories.jsonl (up to 64 MB a run); 0 = none. If not 0, the
-    # first and each evaluated iteration are recorded, too. A record of an iteration has 32
+    # first and each evaluated iteration are recorded, too. A record of an iteration has at most 32
     # trajectories, rounded up to whole groups
     sample_every: Natural = 2
     wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
@@ -194,24 +194,27 @@ class Config:
     engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: the same as dtype
     num_groups: Count = 8  # number of groups in an iteration (P); a group has one initial state
     group_size: Count = 16  # number of trajectories in a group (N)
-    # DAPO: maximum number of sampling rounds; sampling ends once num_groups groups have variance
+    # DAPO: maximum number of sampling rounds; sampling ends once num_groups groups have variance in
+    # their scores
     sampling_rounds: Count = 1
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
     # maximum number of tokens of a trajectory, prompts included; >= max_response_tokens. With
     # context_turns this limits each turn, whose prompt repeats the turns that the policy sees
     max_context_tokens: Count = 3600
-    max_running: Count = 128  # maximum number of trajectories in the engine at once
+    max_running: Count = 128  # maximum number of trajectories that the engine works on at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
-    # fraction of trajectories that may end in an error before the run stops; one group may always
-    # do so, unless this is 0
+    # fraction of the trajectories of an iteration or evaluation that may end in an error; if more
+    # do, the run stops. Unless this fraction is 0, the limit is at least group_size trajectories
+    # (in an evaluation: one). The run also stops if every group has an error
     max_error_frac: Fraction = 0.1
 
     # -- StarPO
     estimator: Estimator = "gae"  # advantage estimator; gae, bi_level_gae, turn_ppo train a critic
     # True: inside a group, compare returns-to-go of turns, not scores of trajectories
     turn_level: bool = False
-    # GiGPO: weight of a second advantage, which compares a group's turns that start in one state
+    # GiGPO: weight of a second advantage, which compares turns of a group that start in the same
+    # state
     state_weight: NotNegative = 0.0
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
@@ -226,7 +229,7 @@ class Config:
     # number for filter_strategy: the fraction (1.0 = no filter), the count, or p
     filter_keep: Positive = 0.25
     filter_by: FilterBy = "reward_std"  # the filter ranks groups by this value
-    filter_smallest: bool = False  # True: keep the groups with the smallest values
+    filter_smallest: bool = False  # True: keep the groups with the smallest values of filter_by
     filter_zero_std: bool = False  # True: also rank groups in which all scores are equal
     # advantages are multiplied by the fraction of kept groups (linear) or its square root (sqrt)
     filter_loss_scale: Literal["none", "linear", "sqrt"] = "none"
@@ -287,7 +290,7 @@ class Config:
     # -- diagnostics
     # iterations between measurements of the mutual information of thoughts and prompts; 0 = never
     collapse_every: Natural = 0
-    collapse_pairs: Pairs = 64  # maximum number of thoughts that one measurement compares
+    collapse_pairs: Pairs = 64  # maximum number of thoughts in each of a measurement's two samples
     # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
 
@@ -411,11 +414,12 @@ class Config:
         return self.engine == "torch" or not self.recompute_old_logprobs
 
     def trainer_gives_old_logprobs(self) -> bool:
-        """Whether the trainer computes the old log-probs. If not, the engine gives them.
+        """Whether the trainer, not the engine, computes the old log-probs.
 
         With mask_observations=False the trainer must compute the old log-probs, because the engine
-        has no log-probs of observations. With KL in the reward the trainer must compute them, too:
-        with the engine's log-probs, the KL would include the difference between engine and trainer.
+        has no log-probs of observations. With KL in the reward the trainer must compute the old
+        log-probs, too: with the engine's log-probs, the KL would include the difference between
+        engine and trainer.
         """
         return self.recompute_old_logprobs or not self.mask_observations or self.has_kl_in_reward()
 
@@ -472,7 +476,7 @@ SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
 # Numbers above these limits would overflow, or need more memory or time than there is.
 LARGEST_NUMBER = 1_000_000_000  # limit of settings that LARGEST does not list
 LARGEST = {
-    "seed": 2**31 - 1,  # the seed of a vLLM engine has 32 bits
+    "seed": 2**31 - 1,  # seed + rank must fit into the 32 bits of a vLLM engine's seed
     "num_threads": 1024,
     "max_turns": 1000,
     "actions_per_turn": 1000,
@@ -523,8 +527,8 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    If `kind` is Config, a config file may also assign settings that only SftConfig has. They are
-    ignored, so one file serves train.py and tools.sft.
+    If `kind` is Config, a config file may also assign settings that only SftConfig has. These
+    settings are ignored, so one file serves train.py and tools.sft.
 
     Args:
         argv: the arguments after the script name.
@@ -532,7 +536,7 @@ def load_config(
         base: settings that replace the defaults. The result has the class of `base`.
         kind: the class of the settings if there is no `base`: Config, or SftConfig for tools.sft.
     Returns: the checked settings; a value for each key of `extra`; the source of each setting:
-        "default" (also for `base`), the path of a file, or "command line".
+        "default" (also for values of `base`), the path of a file, or "command line".
     Raises: UserError for a wrong argument, file or value.
     >>> config, extras, sources = load_config(["--seed=3", "--player=me"], extra={"player": ""})
     >>> config.seed, extras, sources["seed"], config.out_dir
@@ -695,6 +699,6 @@ def check_activated() -> None:
     sys.exit(2)
 
 
-# Scripts import this file before any package. So a missing package is reported before its import
-# fails with a traceback.
+# Scripts import this file before any package. So if a package is missing, check_activated ends
+# the process with one sentence, before an import fails with a traceback.
 check_activated()

@@ -40,8 +40,9 @@ class Engine(Protocol):
 
         Args:
             key: number of the trajectory. A trajectory has at most one request at a time.
-            ids: the token history, which is copied. `ids` must begin with the history and response
-                of the trajectory's previous request, unless the trajectory was released since.
+            ids: the token history, which `add` copies. `ids` must begin with the history and
+                response of the trajectory's previous request, unless the trajectory was released
+                since.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
             seed: of the sampling noise. In float32 the response does not depend on other requests,
@@ -58,10 +59,11 @@ class Engine(Protocol):
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Load new weights. The caller must first release all trajectories.
 
-        Keys and values of old weights are not used again.
+        The engine never reuses attention keys and values from old weights.
 
         Args:
-            weights: pairs of Hugging Face name and full tensor; a tied head has its own pair.
+            weights: a pair (name in Hugging Face's model, full tensor) for each weight; a tied LM
+                head has its own pair.
             version: the `Policy.version` of these weights.
         """
 

@@ -39,7 +39,7 @@ SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-SEED_TRANSITIONS = 7  # part of the seed of transition noise, so other random streams differ
+SEED_TRANSITIONS = 7  # makes the random streams of transition noise differ from other streams
 MAX_DRAWS = 20_000  # after so many failed attempts to draw an instance, a UserError is raised
 DRAW_LIMIT_S = 60.0  # seconds after which `drawn_in_time` ends the draw of an instance or game
 
@@ -74,9 +74,9 @@ class Env:
 
     A subclass must define:
         actions: tuple[str, ...]
-            The names of the actions; () if `_read` reads free text.
+            The names of the actions; () if actions are free text, which `_read` must then read.
         draw(rng: np.random.Generator) -> tuple
-            A random instance: a name, then everything that the start of the game depends on.
+            A random instance: a name for the game, then everything that the start depends on.
         _start(instance: tuple) -> None
             Start the game of this instance.
         _move(move: int) -> Move
@@ -229,7 +229,7 @@ class Env:
     def state_key(self) -> Hashable:
         """Return a key of the present state, or None to take the observation as the key.
 
-        GiGPO compares turns with equal keys (methods.py).
+        GiGPO compares the turns of a group that start in states with equal keys (methods.py).
         """
         return None
 
@@ -517,7 +517,7 @@ def check_actions(value: Any, player: str, env: Env) -> list[str]:
 
 
 def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) -> dict[str, Any]:
-    """Read 'key=value,key=value', and check each key and the type of its value by `defaults`."""
+    """Read 'key=value,key=value', and check each key and its value's type against `defaults`."""
     options = {}
     for key, value in split_options(text).items():
         if key not in defaults:
@@ -555,8 +555,8 @@ def draw_instance(
 
     Args:
         seed: integers >= 0; for "eval" and "heldout" one index below 256.
-        also_reserved: specs of more environments. The split "train" draws no instance of their
-            fixed splits, unless `repeats` is True.
+        also_reserved: specs of environments. The split "train" draws no instance from the fixed
+            splits of `spec` and of these environments, unless `repeats` of `spec` is True.
     Raises:
         UserError: the index is outside of the split, or hardly any instance is left for "train".
     """

@@ -7,9 +7,9 @@
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
 A policy samples at eval_temperature (0.5), with the config's limits on turns, actions and tokens.
-All rows of one environment have the same instances and transition noise, so rows can be paired by
-prompt. Training draws none of these prompts, except in environments with too few instances
-(`Env.repeats`), such as Bandit.
+In the printed table, all rows of one environment have the same instances and transition noise, so
+rows can be paired by prompt. Training draws none of these prompts, except in environments with too
+few instances (`Env.repeats`), such as Bandit.
 
 --eval_split=heldout plays other fixed prompts, for choosing settings. --samples=N plays every
 prompt N times and adds pass@k. --against=NAME prints each row's paired difference in success from
@@ -86,7 +86,7 @@ def model_rows(job: Job) -> Iterator[Row]:
     """Score the models one after the other in each evaluation environment."""
     config = job.config
     for name in job.models:
-        # join the process group again, which `shut_down` left after the previous model
+        # `shut_down` leaves the process group after each model, so join the group again
         device = init_distributed(config)
         model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)

@@ -96,9 +96,10 @@ class Grid(Env):
 class FrozenLake(Grid):
     """Walk over ice with holes from a random start to a random goal; moves may slip to a side.
 
-    Each cell of a board is ice with probability `frozen_prob`, else a hole. Start and goal are two
-    different cells without holes, and a path connects them. A move has the intended direction with
-    probability `success_rate`; the two perpendicular directions share the rest equally.
+    Each cell of a board except start and goal is drawn as ice with probability `frozen_prob`, else
+    as a hole. Start and goal are two different cells without holes, and a path connects them. A
+    move has the intended direction with probability `success_rate`; the two perpendicular
+    directions share the rest equally.
     """
 
     actions = ("Left", "Down", "Right", "Up")
@@ -186,7 +187,7 @@ class FrozenLake(Grid):
         return self.word(cell)
 
     def relations(self) -> str:
-        """Return a line on the cells near the player.
+        """Return a line of text about the goal and the cells near the player.
 
         Example: 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
         Away: the next cell in each direction that does not lead towards the goal. Goal: for
@@ -258,7 +259,7 @@ class FrozenLake(Grid):
         moves = []
         while len(moves) < count and cell != self.goal:
             neighbours = [lake_neighbour(self.size, cell, move) for move in range(4)]
-            nearer = []  # moves that shorten the path
+            nearer = []  # moves to cells with a shorter path to the goal
             for move, neighbour in enumerate(neighbours):
                 if neighbour in paths and len(paths[neighbour]) < len(paths[cell]):
                     nearer.append(move)
@@ -423,7 +424,7 @@ class Sokoban(Grid):
         return facts
 
     def why_lost(self) -> str:
-        """Say where a box is stuck in a corner that is not a target; "" if no box is."""
+        """Say where a box is stuck in a corner that is not a target; "" if there is no such box."""
         for box in self.boxes:
             if box not in self.targets and self.in_corner(box):
                 return f"a box is stuck in a corner at {self._place(box)}"
@@ -446,12 +447,13 @@ class Sokoban(Grid):
         return self.actions[min(range(4), key=self.cost_after)]
 
     def cost_after(self, index: int) -> tuple[int, int]:
-        """Measure how far the room is from being solved after a move.
+        """Measure how far from solved the room would be after the move `actions[index]`.
 
         A blocked move gets a higher cost than any other move.
 
         Returns: the sum of the distances of the boxes to their nearest targets; the distance of the
-            player to the nearest box that is not on a target, or to the nearest box if all are.
+            player to the nearest box that is not on a target, or to the nearest box if all boxes
+            are on targets.
         """
         moved = sokoban_move(self.floor, self.player, self.boxes, self.deltas[index])
         if moved is None:

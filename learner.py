@@ -28,7 +28,8 @@ from support.checkpoint import Saver
 from support.json_shapes import check_shape
 
 # The first loss scale for float16, as in torch.amp.GradScaler. float16 rounds gradients below 3e-8
-# to 0, and gradients are small because the loss is divided by about 1e5 tokens.
+# to 0, and gradients are small because the loss is divided by the number of response tokens in a
+# mini-batch, about 1e5.
 FIRST_LOSS_SCALE = 2.0**16
 
 
@@ -42,7 +43,7 @@ class Learner:
         self.dtype = pick_dtype(config.dtype, model.device)
         self.step = 0  # finished iterations
         self.bad_steps = 0  # optimizer steps in a row that `handle_skipped_step` counted as bad
-        # what an estimator keeps between iterations: numbers, texts, lists, dicts (for JSON)
+        # what an estimator keeps between iterations: numbers, texts, lists, dicts (saved as JSON)
         self.estimator_state: dict = {}
         # multiplies the loss, and divides the gradients after backward()
         self.loss_scale = FIRST_LOSS_SCALE if self.dtype == torch.float16 else 1.0
@@ -181,7 +182,7 @@ def build_learner(config: Config, device: torch.device) -> tuple[Learner, Engine
     if config.kl_coef:
         ref_model, _ = load_model(config.model, device=device)
     chat = Chat(tokenizer)
-    # before FSDP2 shards the model, of which the torch engine keeps a whole copy
+    # Make the engine before FSDP2 shards the model: the torch engine copies the whole model.
     engine = make_engine(config, model, chat)
     learner = Learner(config, model, tokenizer, ref_model)
     if parallel.world_size() > 1:

@@ -71,7 +71,7 @@ class Policy(nn.Module):
 
         Returns: logprobs (R,) of the response tokens, and entropy (R,) of the softmax at each
             response token. Both are float32, in nats. If the batch has an `observation_index`, both
-            are (R + O,): the numbers of the O observation tokens come last.
+            are (R + O,): R values at the response tokens, then O values at the observation tokens.
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
         # The state at index i - 1 predicts token i. index_select is faster than hidden[index],
@@ -103,7 +103,7 @@ def train_padding_token(module: nn.Module) -> nn.Module:
     """Change a module so that its padding token's embedding gets a gradient. Returns: the module.
 
     nn.Embedding drops the gradient of its token padding_idx. But a packed row has no padding, so
-    this token is a real one there. In SmolLM2 it is <|im_end|>, which ends every message.
+    this token is a real one there. SmolLM2's padding token is <|im_end|>, which ends every message.
     """
     module.get_input_embeddings().padding_idx = None
     return module
@@ -180,7 +180,8 @@ def chunked_logprobs(
         hidden: (R, H) float.
         weight: (V, H) float, of the LM head.
         targets: (R,) int64.
-        chunk_size: the number of vocabulary tokens in a chunk; 0 takes the one in CHUNK_SIZES.
+        chunk_size: number of vocabulary tokens in a chunk. If it is 0, CHUNK_SIZES gives the
+            number for the device.
 
     Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
     """
@@ -195,8 +196,8 @@ def chunked_logprobs(
 class _VocabChunk(NamedTuple):
     """A chunk of C tokens of the vocabulary, and their logits."""
 
-    rows: slice  # of the head
-    weight: Tensor  # (C, H), `rows` of the head, in the type of the hidden states
+    rows: slice  # of the LM head
+    weight: Tensor  # (C, H), `rows` of the LM head, in the type of the hidden states
     logits: Tensor  # (R, C) float32, divided by the temperature
     target_column: Tensor  # (R, 1) int64, 0 if the target is in another chunk
     has_target: Tensor  # (R,) bool
@@ -285,7 +286,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             grad_z = grad_z.add_(grad_logprobs[:, None]).mul_(p).neg_()
             at_target = grad_logprobs * chunk.has_target  # (R,)
             grad_z = grad_z.scatter_add_(1, chunk.target_column, at_target[:, None])
-            grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)  # gradient of W h
+            grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)  # dL/d(W h)
             grad_hidden += product_in_float32(grad_z, chunk.weight)
             if grad_weight is not None:
                 grad_weight[chunk.rows] = grad_z.T @ hidden
@@ -313,7 +314,7 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
         )
     from peft import LoraConfig, inject_adapter_in_model  # takes a second, so only with LoRA
 
-    torch.manual_seed(seed)  # every rank must draw the same matrices A
+    torch.manual_seed(seed)  # every process under torchrun must draw the same matrices A
     settings = LoraConfig(
         r=rank,
         lora_alpha=rank,

@@ -58,7 +58,7 @@ class TokenSequence(Protocol):
 
     @property
     def first_prompt_ids(self) -> list[int]:
-        """The tokens before the first response, with which `ids` begins."""
+        """The tokens at the start of `ids`, before the first response."""
 
 
 @dataclass
@@ -234,12 +234,13 @@ class _VarlenIndex(NamedTuple):
 
 
 class PackedLayout:
-    """The attention of one packed batch. All layers share the object.
+    """The attention of one packed batch.
 
-    In 16 bits, a GPU since Ampere runs one varlen kernel for the whole row. On a CPU, on an older
-    GPU and in float32, each piece is one SDPA call. The keys of a piece are the keys of its
-    context, then its own keys, because causal kernels and `masks` align the last keys with the
-    queries.
+    All layers of the model share one `PackedLayout`, so it builds its masks or indices only once.
+    In 16 bits, an Ampere or newer GPU runs one varlen kernel for the whole row. Otherwise (float32,
+    a CPU or an older GPU), each piece is one SDPA call. The attention of a piece gets the keys of
+    the context first and the piece's own keys last, because causal kernels and `masks` align the
+    last keys with the queries.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -266,8 +267,9 @@ class PackedLayout:
 
     def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Compute attention with one SDPA call for each piece."""
-        # [None], because SDPA has a fused kernel for 4-D inputs only. In its backward, `split`
-        # fills one tensor of the size of the row; slices q[:, i:j] would fill one for each slice.
+        # [None] adds a dimension, because SDPA has a fused kernel for 4-D inputs only. The backward
+        # of `split` fills one tensor of the size of the row; the backward of slices q[:, i:j]
+        # would fill one such tensor for each slice.
         query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
         key_parts = k[None].split(self.lengths, dim=2)  # each (1, kv_heads, length, D)
         value_parts = v[None].split(self.lengths, dim=2)
@@ -335,7 +337,7 @@ class PackedLayout:
 
 
 def _join(parts: Sequence[Tensor], pieces: tuple[int, ...]) -> Tensor:
-    """Concatenate the parts with the indices `pieces`. Returns: (1, heads, tokens, D)."""
+    """Concatenate the parts whose indices are in `pieces`. Returns: (1, heads, tokens, D)."""
     if len(pieces) == 1:
         return parts[pieces[0]]
     return torch.cat([parts[i] for i in pieces], dim=2)

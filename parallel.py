@@ -89,7 +89,7 @@ def _gpu_of_this_rank() -> torch.device:
 
 
 def rendezvous() -> tuple[dist.Store, int, int]:
-    """Return the store in which the ranks find each other, this rank, and the number of ranks.
+    """Return (store, this rank, number of ranks). The ranks find each other through the store.
 
     When torchrun restarts the ranks, it keeps the store (pytorch issue 135712), so a new rank could
     read the address of a dead rank. On a single node, the keys in the store therefore get the
@@ -295,8 +295,8 @@ def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> 
     """Return this rank's micro-batches of a batch that every rank holds.
 
     The forward of a micro-batch is a collective, so all ranks need the same number of
-    micro-batches. A rank with fewer micro-batches adds surplus ones. Each surplus one repeats the
-    shortest trajectory of the batch.
+    micro-batches. A rank with fewer micro-batches than another rank adds surplus micro-batches.
+    Each surplus micro-batch repeats the shortest trajectory of the batch.
     """
     costs = [_compute_cost(len(trajectory.ids)) for trajectory in trajectories]
     packs_by_rank = []
@@ -331,7 +331,10 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Divide the trajectories at `indices` into micro-batches. Returns: the indices in each."""
+    """Divide the trajectories at `indices` into micro-batches.
+
+    Returns: for each micro-batch, the indices of its trajectories in `trajectories`.
+    """
     chosen = [trajectories[i] for i in indices]
     packs = []
     for chosen_indices in micro_batches(chosen, max_tokens):
@@ -345,7 +348,8 @@ def forward_sequences(
 ) -> tuple[Tensor, ...]:
     """Evaluate a policy or critic at all R response tokens, without gradient (collective).
 
-    Args: args: for `module`, after the batch; a policy takes the temperature.
+    Args: args: the arguments of `module` after the batch: the temperature for a policy, none for a
+        critic.
     Returns: on every rank, (logprobs, entropy) of a policy or (values,) of a critic. Each tensor is
         (R,) float32, in the order of the trajectories.
     """

@@ -4,7 +4,7 @@
 
 env = "gymnasium:CliffWalking-v1"
 estimator = "grpo"
-reward_density = "sparse"  # "native": a step costs 1, a reply without an action only 0.1
+reward_density = "sparse"  # with "native", a step costs 1 but a reply without an action only 0.1
 max_turns = 5
 actions_per_turn = 5
 actions_per_traj = 25

@@ -68,8 +68,8 @@ class _PrefixCopy(NamedTuple):
 class TorchEngine:
     """Continuous batching in plain PyTorch, with a KV cache that has one row for each trajectory.
 
-    A trajectory has a row of the cache from its first request until `release`, so each turn
-    computes only its new tokens. One step is one forward over all rows:
+    A trajectory has a row of the cache from the start of its first response until `release`, so
+    each turn computes only the turn's new tokens. One step is one forward over all rows in use:
 
         row 0   prompt response prompt respo_          decodes its next token
         row 1   prompt response                        waits for its environment
@@ -129,7 +129,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def release(self, key: int) -> None:
-        """Forget a trajectory, and move the last row in use into its row."""
+        """Forget a trajectory, and move the last row in use into the trajectory's row."""
         row = self.row_keys.index(key)
         last_key = self.row_keys.pop()
         num_tokens = len(self.histories[last_key])
@@ -177,7 +177,10 @@ class TorchEngine:
         return self._append(tokens.tolist(), logprobs.tolist())
 
     def _head(self) -> Tensor:
-        """The weights of the LM head, (V, H). On a CPU they are converted to float32."""
+        """The weights of the LM head, (V, H).
+
+        On a CPU, the weights are converted to float32 here rather than in each step.
+        """
         weight = self.model.lm_head.weight.detach()
         return weight.float() if weight.device.type == "cpu" else weight
 
@@ -342,7 +345,7 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
 def free_memory(device: torch.device) -> int:
     """The bytes of free memory that this rank may use on a device.
 
-    On a CPU, the ranks of a machine get equal parts.
+    On a CPU, the ranks of a machine get equal parts of the free memory.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -170,9 +170,10 @@ def _cache_bytes(model: PreTrainedModel, config: Config, dtype: torch.dtype) -> 
 
 @contextmanager
 def _process_state_kept() -> Iterator[None]:
-    """Restore random states, threads and environment variables, because vLLM changes them.
+    """Restore what vLLM changes: random states, thread settings and environment variables.
 
-    On a GPU vLLM sets torch to one CPU thread. On a CPU it replaces torch.set_num_threads.
+    On a GPU vLLM sets torch to one CPU thread, unless OMP_NUM_THREADS is set. On a CPU vLLM
+    replaces torch.set_num_threads.
     """
     set_num_threads = torch.set_num_threads
     num_threads = torch.get_num_threads()
@@ -185,7 +186,7 @@ def _process_state_kept() -> Iterator[None]:
     random.setstate(python_state)
     torch.set_num_threads = set_num_threads
     torch.set_num_threads(num_threads)
-    os.environ.update(environment)  # on a CPU vLLM overwrites a variable of torchrun
+    os.environ.update(environment)  # on a CPU vLLM overwrites torchrun's LOCAL_WORLD_SIZE
 
 
 def _raise_if_not_loaded(record: logging.LogRecord) -> bool:

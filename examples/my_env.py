@@ -4,7 +4,7 @@ python -m tools.check_env examples/my_env.py:Doors
 python -m tools.play examples/my_env.py:Doors --seed=3
 
 The tiny model must first learn the words of a new game from demonstrations (SFT, 1 CPU-minute).
-RL then takes minutes. The commands for both:
+RL then takes minutes. The commands of SFT and RL:
 
 python -m tools.sft config/frozenlake_grpo.py config/models/tiny.py \\
     config/recipes/tiny_new_game.py --env=examples/my_env.py:Doors \\
@@ -69,5 +69,5 @@ class Doors(Env):
         return [f"Doors left {self.highest - self.lowest + 1}."]
 
     def plan(self, max_actions, turns_left):
-        """The best next actions: here the door in the middle."""
+        """The best next actions: here the middle one of the remaining doors."""
         return [self.actions[(self.lowest + self.highest) // 2]]

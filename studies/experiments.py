@@ -31,7 +31,7 @@ class Curve:
     files: tuple[str, ...]
     overrides: dict[str, object]
     sft: "Curve | None" = None
-    overlays: tuple[str, ...] = ()  # config files that are read after those of the Scale
+    overlays: tuple[str, ...] = ()  # config files that are read last, after Scale.files
 
     def combined(self) -> "Curve":
         if self.sft is None:
@@ -49,8 +49,8 @@ class Experiment:
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
     curves: dict[str, Curve]  # label -> curve; a label begins with the environment
     scales: tuple[str, ...] = ("tiny", "full")  # keys of SCALES, the default first
-    # The table is studies/{files}.md, and the picture is studies/{files}.png. '' stands for
-    # papers/NAME, where NAME is the key of the experiment in EXPERIMENTS.
+    # At the default scale, the table is studies/{files}.md, and the picture is studies/{files}.png.
+    # '' stands for papers/NAME, where NAME is the key of the experiment in EXPERIMENTS.
     files: str = ""
 
 
@@ -65,8 +65,8 @@ class Seconds(NamedTuple):
 class Scale:
     """A model and the machine that trains it."""
 
-    files: tuple[str, ...]  # config files that are read after those of a curve
-    jobs: int  # runs at the same time
+    files: tuple[str, ...]  # config files that are read between Curve.files and Curve.overlays
+    jobs: int  # number of runs at the same time
     seconds: dict[str, Seconds]  # environment -> estimate, for curves without a finished run
     estimate: str  # what --dry_run prints as the source of its estimates
 
@@ -83,7 +83,7 @@ def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
 def compare(
     envs: Sequence[str], algorithms: Sequence[str], variants: dict[str, Curve]
 ) -> dict[str, Curve]:
-    """Return a curve for every combination, by its label "ENV ALGORITHM VARIANT".
+    """Return label -> curve for all combinations. A label is "ENV ALGORITHM VARIANT".
 
     A curve has config/ENV_ALGORITHM.py, then the files and overrides of the variant.
     """
@@ -150,9 +150,10 @@ def collapsing() -> dict[str, Curve]:
     one step on all trajectories that it keeps. A method with "two epochs" in its name makes eight
     steps. StarPO-S keeps only 8 of the 32 trajectories, so StarPO-S with four steps trains on 2
     trajectories in each step.
-    Dynamic sampling and SAMPO drop groups in which all rewards are equal, so an iteration of these
+    Dynamic sampling and SAMPO drop groups in which all scores are equal, so an iteration of these
     two methods may have fewer than four steps.
-    The bfloat16 engine is tried at 1e-3, where StarPO does not collapse in float32.
+    The bfloat16 engine is tried at 1e-3. At this rate, none of three StarPO runs in float32
+    collapses.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -292,7 +293,7 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
 
 
 def guess() -> dict[str, Curve]:
-    """Return StarPO and StarPO-S on a game of several turns, guessing a number.
+    """Return StarPO and StarPO-S on a game of four turns, in which the policy guesses a number.
 
     The cold start (SFT) imitates a player that guesses random numbers and has true thoughts."""
     cold_start = curve("guess_grpo", sft_steps=25)
@@ -316,11 +317,11 @@ def quest_sft(**overrides: object) -> Curve:
     return curve("quest_ppo", "single_turn", sft_steps=1000, sft_batch_size=8, **overrides)
 
 
-# After this SFT stage, a policy solves only a part of the quests, so RL can still improve it.
+# After QUEST_SFT, a policy solves only a part of the quests, so RL can still improve the policy.
 QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)
 REPAIR_SFT = Curve(
     ("repair_grpo",),
-    # This restores the default 400: at scale tiny, tiny_text.py sets 32.
+    # At scale tiny, tiny_text.py sets max_response_tokens to 32. The 400 restores the default.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
 BUDGET = 6400  # cost of a run in the experiment "split", in rollouts
@@ -344,8 +345,8 @@ def quest_turns(max_turns: int) -> Curve:
 def reward_densities() -> dict[str, Curve]:
     """Return PPO, RLOO and GRPO at three reward densities.
 
-    RLOO and GRPO compare trajectories by their scores, or turns by their returns-to-go (labels with
-    "by turn")."""
+    RLOO and GRPO compare scores of trajectories. "RLOO by turn" and "GRPO by turn" compare
+    returns-to-go of turns."""
     estimators = {"PPO": {}}
     for name in ("rloo", "grpo"):
         estimators[name.upper()] = {"estimator": name}
@@ -596,7 +597,7 @@ class Command:
 def read_names(
     argv: Sequence[str], known: Collection[str], extra: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Read a command line: one or more of the names in `known`, then options with keys of `extra`.
+    """Read a command line: one or more names from `known`, then options whose keys are in `extra`.
 
     Raises: UserError if no name is given, a name is unknown, or an option is not in `extra`."""
     names = list(takewhile(lambda word: not word.startswith("-"), argv))
@@ -611,7 +612,7 @@ def read_names(
 
 
 def train_command(curve: Curve, scale: str, seed: int) -> Command:
-    """Return the command that trains one seed of a curve, in a folder named after its settings."""
+    """Return the command that trains one seed of a curve."""
     combined = curve.combined()
     files = files_at(combined, scale)
     name = folder_name(files, combined.overrides, seed)

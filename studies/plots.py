@@ -25,13 +25,13 @@ from tools.plotting.style import (
 )
 
 CAPTION = """\
-In the picture (the .png file beside this page), a line is the mean of the seeds. Around an
-evaluation, the band is the 95 % interval over prompts and seeds, as in the table. For evaluations
-during training, only the rates are recorded, not the results by prompt. There the band is the
-widest interval that fits the rates. The panels of other metrics show training: a line is a moving
-average over nine iterations, and a band is the range of the seeds. A grey dashed line, if there is
-one, is a reference player with the policy's limits on turns and actions. A triangle marks the first
-warning of a seed."""
+In the picture (the .png file beside this page), a line is the mean of the seeds. In a panel "fixed
+prompts solved, %", the band at the first and the last evaluation is the 95 % interval of the table.
+For evaluations during training, only the rates are recorded, not the results by prompt, so their
+band is the widest 95 % interval that these rates allow. All other panels show metrics of training:
+their lines are moving averages over nine iterations, and their bands go from the lowest to the
+highest seed. A grey dashed line, if there is one, is a reference player with the policy's limits on
+turns and actions. A triangle marks the first warning of a seed."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
 
@@ -86,7 +86,8 @@ def split_by_env(curves: Curves) -> dict[str, Curves]:
 
 
 def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
-    """Draw a metric's mean over the seeds. The x axis counts passes (iterations x epochs).
+    """Draw a metric's mean over the seeds and a band around the mean. The x axis counts passes over
+    trajectories (iterations x epochs).
 
     For evaluations, the band is the 95 % interval from `success_band`. For other metrics, the band
     is the range of the seeds. A triangle marks the first warning of a collapse in a seed.
@@ -115,7 +116,8 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw each reference player whose success is the same in the runs of all curves.
+    """Draw each reference player that obeys the policy's limits (`players_under_limits`) and whose
+    success is the same in the runs of all curves.
 
     Returns: the labels of these players."""
     players = []

@@ -1,11 +1,11 @@
-"""Draw the pictures of README and docs again.
+"""Draw four of the five pictures of README.md again.
 
     make figures        # or: python -m studies.readme_pictures
 
 - docs/flagship.png: success before and after RL, from the results in studies/imitation/rows/.
 - docs/algorithm.png: one iteration of the algorithm, from studies/diagram.py.
-- docs/agent.gif: a game of out/frozenlake_ppo, the run of `make train`. If the run is missing,
-  it is trained first (7 CPU-minutes).
+- docs/agent.gif: a game of out/frozenlake_ppo, the run of `make train`. If this run is not
+  finished, the script first starts or continues the run (7 CPU-minutes in all).
 - docs/view.png: a screenshot of the web page of this run.
 
 The script needs playwright (requirements/dev.txt) and Chromium. The script does not draw
@@ -91,9 +91,10 @@ def main(argv: list[str]) -> None:
 
 
 def train() -> None:
-    """Start or continue RUN. If RUN is finished, train.py only prints the report of RUN.
+    """Start or continue the run in the folder RUN. If this run is finished, train.py only prints
+    the report of the run.
 
-    Raises: UserError if train.py fails, for example because RUN was started with other settings."""
+    Raises: UserError if train.py fails, for example because the run has other settings."""
     command = [sys.executable, *TRAIN]
     if subprocess.run(command).returncode:
         raise UserError(f"the run {RUN} is not finished; see the message above")

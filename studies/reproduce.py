@@ -147,7 +147,9 @@ def chosen_jobs(
 
 
 def run_all(jobs: Sequence[Job], num_parallel: int) -> list[str]:
-    """Run the SFT stages, then the jobs whose stage did not fail. Returns: the error messages."""
+    """Run the SFT stages, then all jobs except those whose SFT stage failed.
+
+    Returns: the error messages."""
     with ThreadPoolExecutor(num_parallel) as pool:
         stages = sft_stages(jobs)
         failed_stages = dict(zip(stages, pool.map(runs.launch, stages), strict=True))
@@ -184,8 +186,8 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimate the hours of a run, without its SFT stage. If runs that differ only in the
-    seed are finished, use the mean of their seconds per iteration."""
+    """Estimate the hours of a run, without its SFT stage. If runs with the same settings, apart
+    from the seed, are finished, use the mean of their seconds per iteration."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)
@@ -204,7 +206,9 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
 
 
 def show(name: str, scale: str) -> str:
-    """Write table, points (CSV) and picture of the finished runs. Returns: the table."""
+    """Write table, points (CSV) and picture of the finished runs of an experiment.
+
+    Returns: the table."""
     experiment = EXPERIMENTS[name]
     found = rows_of(experiment.curves, scale)
     suffix = "" if scale == experiment.scales[0] else f"_{scale}"

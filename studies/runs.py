@@ -37,7 +37,8 @@ from support.run_folder import (
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")
-# Settings that change only what a run records. Rows that differ only in them count as one run.
+# Settings that change only what a run records. Rows that differ only in these settings count as
+# one run.
 ONLY_WRITING = ("sample_every", *FORMER_SETTINGS)
 # A row holds the value of each of these metrics in every iteration. Older rows have no valid_frac.
 SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
@@ -46,9 +47,9 @@ SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 def finished_rows() -> dict[Config, dict]:
     """Return settings -> row, for the rows in studies/rows/.
 
-    Settings that a row lacks and those in ONLY_WRITING get their defaults. Rows with unknown
-    settings are left out. A row of the tiny model is left out if its run started from other
-    weights than those in base/.
+    A row's values of the settings in ONLY_WRITING are ignored. Settings without a value get their
+    defaults. Rows with unknown settings are left out. A row of the tiny model is left out if its
+    run started from other weights than those in base/.
     """
     found = {}
     known = {field.name for field in fields(Config)}
@@ -64,7 +65,7 @@ def finished_rows() -> dict[Config, dict]:
 
 
 def base_of(arguments: Sequence[str]) -> str:
-    """Return a hash of the weights in base/ if a command reads models/tiny.py, else ''."""
+    """Return a hash of the weights in base/ if a command reads config/models/tiny.py, else ''."""
     if not any(argument.endswith("/tiny.py") for argument in arguments):
         return ""
     weights = (ROOT / "base" / "model.safetensors").read_bytes()
@@ -154,9 +155,10 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
     """Return how much data and CPU time a run used.
 
     "demonstrations" counts each demonstration once, "times shown" each time that SFT trains on it.
-    "instances" counts the initial states, one for each group. "tokens, expert" counts the tokens of
-    replies that SFT trains on. "tokens, policy" counts the tokens of replies in rollouts, without
-    the further rounds of dynamic sampling. The CPU times do not include evaluations.
+    "instances" counts the initial states, one for each group. "tokens, expert" counts a token of a
+    reply each time that SFT trains on it. "tokens, policy" counts the tokens of replies in
+    rollouts, without the further rounds of dynamic sampling. The CPU times do not include
+    evaluations.
     """
     shown = 0
     different = 0

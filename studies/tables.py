@@ -32,12 +32,14 @@ HEADINGS = (
 COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted from "after RL"
 LEGEND = """\
 Success is in % of n games, with a 95 % interval in brackets. If the results of the seeds differ,
-parentheses hold them. Differences are paired by seed and prompt. Intervals cover seeds and prompts
-(support/statistics.py). With two or three seeds, an interval is wide if the results of the seeds
-differ. With few seeds, even a narrow interval does not exclude that another seed collapses. The
-column "first warning" has, for each seed, the iteration of the first sign of collapse
-(support/collapse_signs.py), or "-" without a sign. A player with a "closed loop" sees the result of
-each action before it chooses the next one. A player with "1 a turn" chooses one action a turn."""
+parentheses hold them. Differences are paired by seed and prompt. Intervals account for the choice
+of prompts and, with two or more seeds, for the choice of seeds (support/statistics.py). With two or
+three seeds, differences between the seeds make an interval much wider. Even a narrow interval over
+few seeds does not exclude that another seed collapses. The column "first warning" has, for each
+seed, the iteration of the first sign of collapse (support/collapse_signs.py), or "-" without a
+sign. A player with a "closed loop" has one action a turn and enough turns for all actions, so it
+sees the result of each action before it chooses the next one. A player with "2 a turn" has the
+policy's limit on turns and chooses at most two actions a turn."""
 
 
 # ---------- what rows hold
@@ -57,7 +59,8 @@ def wins_in(env: str, rows: Rows) -> Wins:
 
 
 def wins_of_run(rows: Rows) -> Wins:
-    """Return the wins in the first environment. A row's "curve" is of this environment, too."""
+    """Return the wins in the first environment in which the runs were scored. A row's "curve", the
+    success at each evaluation, is of the same environment."""
     env = next(iter(rows[0]["successes"]))
     return wins_in(env, rows)
 
@@ -109,7 +112,7 @@ def table(curves: Curves, caption: str) -> str:
     lines += ["", LEGEND, caption]
     if missing:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
-    lines += ["", "Reference players on the same instances, success in %:", ""]
+    lines += ["", "Reference players on the same fixed prompts, success in %:", ""]
     lines += player_lines(finished)
     return "\n".join(lines) + "\n"
 

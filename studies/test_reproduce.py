@@ -209,8 +209,8 @@ def test_estimators_and_rewards_differ_in_what_they_name():
 
 @pytest.mark.parametrize("scale", PAPER_SCALES)
 def test_replies_to_repair_fit(scale):
-    """The limit of 32 in tiny_text.py is too low: demonstrated replies have up to 36 tokens with
-    the tiny tokenizer, and more with Qwen's."""
+    """The limit max_response_tokens = 32 in tiny_text.py is too low for Repair: demonstrated
+    replies have up to 36 tokens with the tiny tokenizer, and more with Qwen's."""
     config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
     assert config.max_response_tokens == 400
 
@@ -502,8 +502,8 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """The hours of seed 0 come from the row of seed 1, although the setting `model` is a path that
-    names the seed."""
+    """The hours of seed 0 come from the row of seed 1, although the two runs also differ in the
+    setting `model`, a path that names the seed."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )

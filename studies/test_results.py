@@ -30,7 +30,7 @@ SEEDS = rf"(?:\*\*)? \(({NUMBER}(?:, {NUMBER})+)\)"
 
 
 def find_exclusions(text):
-    """Return the intervals in a text that exclude their own mean or one of their seeds."""
+    """Return the intervals in a text that exclude their own mean or the result of a seed."""
     bad = []
     for found in re.finditer(f"{INTERVAL}(?:{SEEDS})?", text):
         mean, low, high, seeds = found.groups()

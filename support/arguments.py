@@ -55,7 +55,7 @@ def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
 
 
 def check_not_empty(argv: list[str]) -> None:
-    """Check that there is an argument. Raises: UserError that lists the config files."""
+    """Check that there is an argument. Raises: UserError that lists the files config/NAME.py."""
     if not argv:
         names = ", ".join(sorted(path.stem for path in CONFIG_FOLDER.glob("*.py")))
         raise UserError(

@@ -6,7 +6,7 @@ An iteration is idle if the filter kept no group, so nothing was updated.
 from collections.abc import Sequence
 from statistics import fmean
 
-BUDGET_LIMIT = 0.1  # smallest fraction of cut-off replies or of full contexts that causes a warning
+BUDGET_LIMIT = 0.1  # warn if a token limit ends at least this fraction of replies or games
 LAST_ROWS = 10  # number of last iterations that `budget_summary` averages
 # metrics that `budget_note` reads; rows of metrics.jsonl from older versions do not have them
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
@@ -14,7 +14,7 @@ IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total a
 SOLVED = 0.9  # if the mean success of idle iterations is at least this, the task counts as solved
 # Below this fraction of valid replies, a warning about idle iterations advises SFT on the format of
 # replies. If the warning contains a `budget_note`, this note already gives advice about replies
-# that were cut off. So these replies then count as valid.
+# that were cut off. So a warning with this note counts cut-off replies as valid.
 FEW_VALID = 0.5
 
 

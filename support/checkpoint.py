@@ -156,8 +156,8 @@ class Saver:
     def _remove_others(self, final: Path) -> None:
         """Keep the last `keep` checkpoints up to `final`, and remove all others.
 
-        Checkpoints after `final` were already damaged when the run was restarted, because a restart
-        continues from the newest undamaged checkpoint.
+        If there are checkpoints after `final`, a restart found them damaged and continued from the
+        newest undamaged one.
         """
         old = self.out_dir / "old"
         folders = sorted(self.out_dir.glob(CHECKPOINTS))
@@ -261,8 +261,8 @@ def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
 def to_cpu(state, buffers=None):
     """Copy the tensors in nested dicts to CPU memory; sharded tensors stay sharded.
 
-    Args: buffers: the tensors to copy into, from `make_buffers`; None allocates new memory. Copies
-        from a GPU into buffers are asynchronous.
+    Args: buffers: the tensors to copy into, from `make_buffers`; None to allocate new memory.
+        Copies from a GPU into buffers are asynchronous.
     """
     if isinstance(state, dict):
         copies = {}
@@ -332,7 +332,8 @@ def _local(tensor: Tensor) -> Tensor:
 def newest(out_dir: Path) -> Path | None:
     """The newest undamaged checkpoint, the same on every rank; None if there is no checkpoint.
 
-    Raises: UserError if all are damaged, or the newest undamaged one has a wrong format or step.
+    Raises: UserError if all checkpoints are damaged, or if state.json of the newest undamaged one
+        has a wrong format or step.
     """
     found = _newest_on_rank_0(out_dir) if parallel.rank() == 0 else None
     return parallel.all_gather_lists([found])[0][0]
@@ -403,7 +404,7 @@ def export(folder: Path, policy: Policy, tokenizer, step: int | None = None) -> 
 
     With LoRA, the weights are merged, and adapter/ holds the LoRA matrices for peft.
 
-    Args: step: the iteration of the policy; None outside of a run.
+    Args: step: the iteration of the policy, for iteration.json; None to leave this file out.
     """
     with atomic_folder(folder) as partial:
         weights = _full_weights(policy)

@@ -34,7 +34,7 @@ def sha256_of(path: Path, num_bytes: int | None = None) -> str:
 
 
 def _add(digest, file, num_bytes: int | None) -> None:
-    """Add the next `num_bytes` bytes of a file to a digest; None adds the rest of the file."""
+    """Add the next `num_bytes` bytes of a file to a digest; if None, add the rest of the file."""
     left = num_bytes
     while left != 0:
         block = file.read(BLOCK if left is None else min(left, BLOCK))

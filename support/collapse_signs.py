@@ -28,13 +28,16 @@ LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first va
 # that collapsed, its level was never above 10 times its median over the first PERIOD iterations
 # (studies/collapse/README.md).
 # While no MI has been measured, `classify_regime` uses STD_DROP and HIGH_SUCCESS instead of MI.
-STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
+# sign: the std of rewards inside groups falls below this share of its level PERIOD iterations ago
+STD_DROP = 0.5
 HIGH_SUCCESS = 0.5  # at this success rate or above, a low std is no sign: success lowers the std
-ENTROPY_JUMP = 4  # sign: entropy rises or falls by over this factor, unless both levels are low
+# sign: the level of entropy rises or falls by over this factor within PERIOD iterations, unless
+# the old and the new level are at most LOW_ENTROPY
+ENTROPY_JUMP = 4
 
 # Early stops, as in RAGEN-2.
-# stop: the std of rewards is below this share of its mean over the first PERIOD iterations, for
-# PERIOD iterations in a row
+# stop: the std of rewards inside groups is below this share of its mean over the first PERIOD
+# iterations, for PERIOD iterations in a row
 STALE_STD_SHARE = 0.1
 DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a row
 
@@ -126,10 +129,12 @@ def _shows_trap(rows: Sequence[dict]) -> bool:
 
 
 class Levels(NamedTuple):
-    """Medians of a metric; NaN for too few rows. NaN gives no sign: < and > with NaN are false."""
+    """Medians of a metric; NaN if under WINDOW + PERIOD rows have a value.
+
+    NaN gives no sign: < and > with NaN are false."""
 
     first: float  # over the first PERIOD iterations
-    before: float  # over WINDOW iterations, PERIOD iterations ago
+    before: float  # over the WINDOW iterations that end PERIOD iterations ago
     now: float  # over the last WINDOW iterations
 
 

@@ -34,7 +34,7 @@ def check_shape(value: Any, shape: Any, source: str) -> None:
 
 
 def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
-    """Say in words where a value differs from a shape; "" if it does not.
+    """Return a text that says where a value first differs from a shape; "" if nowhere.
 
     Args: place: what the returned text calls the value, such as "seed[1]".
 
@@ -63,8 +63,8 @@ def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
 def _parts_of_dict(value: dict, shape: dict, prefix: str) -> list[tuple]:
     """Return (place, item, shape of the item) for each key of `shape`.
 
-    The key `str` means each key of `value`. The place is the item's path as text. For a missing
-    item, item is `...`."""
+    The key `str` means each key of `value`. The place is the item's path as text. For a key
+    that `value` lacks, the item is `...`."""
     parts = []
     for key, item_shape in shape.items():
         if key is str:

@@ -43,7 +43,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
 
 
 def check_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that weights are finite, and fit the tokenizer and config.json. Raises: UserError."""
+    """Check that weights are finite, that each token has an embedding, and that the head is tied if
+    config.json says so. Raises: UserError."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not torch.isfinite(tensor).all():
             raise UserError(f"model={folder!r} has NaN or infinite numbers in {name}")

@@ -36,19 +36,20 @@ PLACEHOLDERS = {
 GROUPS = {
     "rollout": "The training trajectories, sampled at `temperature`. The score of a trajectory is "
     "the sum of its rewards and penalties.",
-    "update": "The group filter and the optimizer steps. Metrics of tokens are means over the "
-    "response tokens of all optimizer steps, unless their row says otherwise. If nothing is left "
-    "to train on, all metrics except `kept_groups`, `kept_trajectories` and `bad_steps` are null. "
-    "Metrics of the critic are null without a critic.",
+    "update": "The group filter and the optimizer steps. Shares of tokens and metrics in nats per "
+    "token are means over the response tokens of all optimizer steps, unless their row says "
+    "otherwise. If nothing is left to train on, all metrics except `kept_groups`, "
+    "`kept_trajectories` and `bad_steps` are null. Metrics of the critic are null without a "
+    "critic.",
     "eval": "Games on the fixed evaluation prompts, at `eval_temperature`. All metrics except "
-    "`eval_success/ENV` are about the first evaluated environment. Null in iterations without an "
-    "evaluation (`eval_every`).",
+    "`eval_success/ENV` are about the first evaluated environment. All metrics are null in "
+    "iterations without an evaluation (`eval_every`).",
     "collapse": "Whether the thoughts of the policy (Z) still depend on their prompts (X). "
     "[diagnostics.md](diagnostics.md) explains how this is measured. A metric with `seq` in "
     "its name uses the sum of the log-probs of a thought's tokens. A metric in nats per token uses "
-    "their mean. The column 'meaning' leaves out the ending `_SAMPLING`: in the row of "
-    "`mi_zscore_SAMPLING`, `mi` stands for `mi_SAMPLING`. All metrics except `regime` are null in "
-    "iterations without a measurement (`collapse_every`).",
+    "the mean of these log-probs. The column 'meaning' leaves out the ending `_SAMPLING`: in the "
+    "row of `mi_zscore_SAMPLING`, `mi` stands for `mi_SAMPLING`. All metrics except `regime` are "
+    "null in iterations without a measurement (`collapse_every`).",
     "cost": "Times and memory are those of rank 0.",
 }
 

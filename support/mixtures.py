@@ -124,7 +124,10 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 
 
 def _weights_in(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> weight: 'A + 2*B' gives {A: 1, B: 2}. No environment is built."""
+    """Spec -> weight: 'A + 2*B' gives {A: 1, B: 2}.
+
+    No environment is built, because `specs_that_run_programs` must not build any.
+    """
     weights: dict[str, float] = {}
     for part in split_unquoted(mixture, "+"):
         match = PART.fullmatch(mask_quoted(part))

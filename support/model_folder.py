@@ -80,7 +80,9 @@ def _looks_like_folder(name: str) -> bool:
 def download(name: str) -> str:
     """Download a model from the Hugging Face hub. Returns: its folder in the local cache.
 
-    This function asks the hub once, because a download by transformers retries long and silently.
+    This function does not retry its first request to the hub. If transformers made the download, it
+    would retry long and silently.
+
     Raises: UserError if the model is not in the cache and cannot be downloaded.
     """
     from huggingface_hub import snapshot_download  # this import takes half a second

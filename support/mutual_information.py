@@ -28,7 +28,7 @@ from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
-TIE = 1e-3  # nats; two prompts tie if a thought's log-probs after them differ by no more
+TIE = 1e-3  # nats; two prompts tie if a thought's log-probs after them differ by at most this
 EMA_DECAY = 0.9  # decay of the moving average of marginal_std, per measurement
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
@@ -117,7 +117,10 @@ def find_thoughts(trajectory: Trajectory, chat: Chat) -> list[Thought | None]:
 
 
 def _thought_span(turn: Turn, chat: Chat) -> range | None:
-    """Indices of the sampled tokens between <think> and </think>; None if there are none.
+    """Indices of the sampled tokens between <think> and </think>.
+
+    The result is None if a tag is missing, or if the tags have only whitespace or no whole token
+    between them.
 
     Encoding the text again could give other tokens. So the function decodes prefixes of the sampled
     tokens, and finds the tags by bisection.

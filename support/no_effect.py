@@ -3,8 +3,8 @@
     these settings have no effect: clip_high: an iteration makes one optimizer step, and ...
     these settings have no effect: seed, temperature: eval.py does not use them
 
-train.py and other commands print such a line. Without it, a user may conclude that a setting does
-not help.
+train.py and other commands print such a line. Without the line, a user may test a setting that has
+no effect in this run, and conclude that the setting does not help.
 
 train.py names settings that have no effect because of other settings. Overlays (files in subfolders
 of config/) are made for many experiments. So train.py names a setting of an overlay only if the
@@ -37,7 +37,8 @@ Reason = tuple[str, str]
 
 # ---------- train.py
 
-# These settings switch a method on, so they are reported even if an overlay gives them.
+# Each of these settings switches a method on. So train.py says if one of them has no effect, even
+# if an overlay gives the setting.
 METHOD_SWITCHES = (
     "sequence_ratio",
     "sequence_mask",
@@ -113,10 +114,10 @@ def _one_step(config: Config) -> Iterator[Reason]:
     """Yield the settings that have no effect because an iteration makes one optimizer step.
 
     Before the first step, PPO's ratio is 1 if the trainer computes the old log-probs. Otherwise the
-    engine gives them, and the ratio is the mismatch of engine and trainer. In float32 this mismatch
-    is far below every limit, but in bfloat16 it may exceed the clip range of GSPO. Even with one
-    step, sequence_ratio may have an effect: it removes the importance weights, which correct this
-    mismatch."""
+    engine gives the old log-probs, and the ratio is the mismatch of engine and trainer. In float32
+    this mismatch is far below every limit, but in bfloat16 it may exceed the clip range of GSPO.
+    Even with one step, sequence_ratio may have an effect: it removes the importance weights, which
+    correct this mismatch."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return

@@ -32,7 +32,8 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
 
     Args:
         values: float32.
-        dtype: bfloat16 or float16. In float16, numbers within 6e-5 of 0 are rounded to the nearest.
+        dtype: bfloat16 or float16. In float16, the expected value is not exact for numbers within
+            6e-5 of 0, because the conversion rounds them to the nearest.
         seed: gives each position a random threshold for rounding up. Calls with the same seed have
             the same thresholds, so the rounded value of a growing weight never falls.
     """

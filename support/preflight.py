@@ -67,7 +67,7 @@ def check_wandb(project: str) -> None:
 def check_driver(cuda_version: str | None) -> None:
     """Check that the NVIDIA driver of this machine is new enough for torch.
 
-    With an older driver torch sees no GPU, and a run would start on the CPU.
+    With an older driver torch sees no GPU, and a run with device=auto would start on the CPU.
 
     Args: cuda_version: the CUDA version of torch, such as "13.0"; None if torch is for CPUs only.
     Raises: UserError.
@@ -139,7 +139,9 @@ def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: flo
 
 
 def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
-    """Draw an instance and start a game. Returns: values that must be equal in all builds."""
+    """Draw an instance, which is not played, and start evaluation game `index`.
+
+    Returns: values that must be equal in all builds."""
     instance = env.draw(np.random.default_rng(EVAL_SEED))
     observation = env.reset(index, split="eval")
     return observation, tuple(env.actions), instance

@@ -37,7 +37,7 @@ def split_unquoted(text: str, separator: str) -> list[str]:
 
 
 def unquote(text: str) -> str:
-    """The text without the quotes around it, if one pair of them encloses the whole text.
+    """Remove a pair of quotes that encloses the whole text.
 
     >>> unquote("'a,b'")
     'a,b'

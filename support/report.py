@@ -14,7 +14,7 @@ from support.records import write_jsonl
 from support.run_folder import read_text, write_atomically
 from support.scores import Scores, budget_notes, score_table
 
-# The printed line of an iteration: metric -> width and digits of its value.
+# The printed line of an iteration: metric -> width and decimal places of its value.
 PRINTED = {
     "reward": "5.2",
     "success": "4.2",
@@ -54,7 +54,7 @@ next steps, for example:
 
 
 def print_start(config: Config, scores: dict[str, Scores]) -> None:
-    """Print the success before training in each environment."""
+    """For each environment, print the success of the model before training."""
     for env, (metrics, _) in scores.items():
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
         sampled = f"T={config.eval_temperature:g}"

@@ -41,7 +41,8 @@ from support.run_folder import (
 from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
-SAMPLE_SIZE = 32  # number of trajectories per recorded iteration, rounded up to whole groups
+# If `_sampling_due`, an iteration writes this many trajectories, rounded up to whole groups.
+SAMPLE_SIZE = 32
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
 HISTORY_ROW = {  # metrics to check when a run continues: name -> shape (support/json_shapes.py)
@@ -384,8 +385,9 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
 
     Args: history: rows of metrics.jsonl; `eval_success` is None if the evaluation had other prompts
         or rules than now.
-    Returns: the success, and a message for the user. The success is -1 if `history` has none or
-        best/ is lost. The message says that best/ is lost; else it is ""."""
+    Returns: the success, and a message for the user. If `eval_success` is None in every row, they
+        are -1 and "". Otherwise, if best/ is missing or damaged, the success is -1 and the message
+        says that best/ was lost. In all other cases the message is ""."""
     known = {}
     for row in history:
         if row["eval_success"] is not None:
@@ -403,5 +405,5 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
     # The success of best/ is unknown if an older version saved best/ without its iteration, if a
     # restart dropped the row of this iteration, or if this row's evaluation had other prompts or
-    # rules. Then the highest known success counts.
+    # rules. In these cases the function returns the highest known success.
     return known.get(step, max(known.values())), ""

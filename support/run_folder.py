@@ -84,8 +84,9 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
         accept_changes: True if the run in out_dir may have other settings than `config`.
         flag: the option with which the user accepts changes, for the error message; "" for none.
     Raises: UserError if out_dir cannot be a folder or cannot be written. UserError if out_dir holds
-        files but no run, a link in place of a file of the run, or a run of another command. Unless
-        `accept_changes`: UserError if out_dir holds a run with other settings (`changed_settings`).
+        a run of another command, or holds files but no run. UserError if `_check_entries` refuses a
+        link, file or folder in out_dir. Unless `accept_changes`: UserError if out_dir holds a run
+        with other settings (`changed_settings`).
     """
     out_dir = Path(config.out_dir)
     try:
@@ -126,8 +127,9 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 def _check_entries(out_dir: Path) -> None:
     """Check the files and folders in out_dir that a run would open.
 
-    Raises: UserError if one of them, or an entry of a folder in MODELS, is a link. UserError if one
-        of OPENED_FILES is not a plain file, or one of OPENED_FOLDERS is not a folder."""
+    Raises: UserError if one of these files and folders, or an entry of a model folder (MODELS), is
+        a link. UserError if one of OPENED_FILES is not a plain file, or one of OPENED_FOLDERS is
+        not a folder."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:
@@ -137,8 +139,10 @@ def _check_entries(out_dir: Path) -> None:
             raise UserError(f"{path} must be a folder, because a run writes to it; remove it")
         if not is_folder and not path.is_file():
             raise UserError(f"{path} must be a plain file, because a run writes to it; remove it")
+    # transformers would write through links in a model folder. `checkpoint.export` replaces the
+    # whole folder, so this check is only a second guard.
     for pattern in MODELS:
-        for path in sorted(out_dir.glob(f"{pattern}/*")):  # transformers would write through links
+        for path in sorted(out_dir.glob(f"{pattern}/*")):
             _check_no_link(path)
 
 
@@ -191,7 +195,7 @@ def save_config(
 
 
 def save_code_diff(path: Path) -> None:
-    """Write how the code differs from its commit. If it does not, remove an older file."""
+    """Write how the code differs from its commit. If `code_diff` is empty, remove an older file."""
     diff = code_version.code_diff()
     if not diff:
         path.unlink(missing_ok=True)

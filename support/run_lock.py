@@ -68,7 +68,8 @@ def _take_lock(file, path: Path) -> None:
         file.seek(0)
         holder = file.read()
         raise UserError(f"{given} is in use by {holder}; give another --out_dir") from error
-    # Between our open() and flock(), another process may have ended and removed its lock file.
+    # Between our open() and flock(), another process may have ended and removed its lock file. Then
+    # we have locked a deleted file.
     same_file = path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino
     if not same_file:
         raise UserError(f"{given} was in use by a process that has just ended; start again")

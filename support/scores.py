@@ -81,10 +81,10 @@ def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, .
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute the metrics of support/metrics.py that are means over trajectories or turns.
+    """Compute metrics of the group "rollout" in support/metrics.py.
 
-    Also compute thought_true_frac, the share of true sentences among the checked sentences of
-    thoughts.
+    All are means over trajectories or turns, except thought_true_frac, the share of true sentences
+    among the checked sentences of thoughts.
     """
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
@@ -175,15 +175,16 @@ def differences(
 ) -> str:
     """The success of each row minus that of a reference row in the same environment.
 
-    The rows are paired by prompt. Each line is in %, with a 95 % interval
-    (`statistics.difference_interval`). Models whose runs differ only in the seed get one more line,
-    for all seeds together. The last lines say which models are not pooled with others, and why.
+    The rows are paired by prompt. The differences are in %, each with a 95 % interval
+    (`statistics.difference_interval`). Models whose runs are seeds of one method (`pool_seeds`) get
+    one more line, for all seeds together. The last lines say which models are not pooled with
+    others, and why.
 
     Args: reference: the beginning of a row's name; a leading "ENV: " may be left out;
         policies: a row's name -> folder of its model or name of its player. A row that is
         named like its folder or player needs no entry.
-    Raises: UserError if no row begins with `reference`, or if the rows of an environment played
-        different prompts."""
+    Raises: UserError if no row's name begins with `reference`, or if rows of one environment differ
+        in their prompts."""
     texts = []
     for env in dict.fromkeys(scores.trajectories[0].env for scores in rows.values()):
         of_env = {}
@@ -234,7 +235,7 @@ class ScoreReport:
         self.options = options
         self.envs = envs
         self.rows: dict[str, Scores] = {}
-        self.policies: dict[str, str] = {}  # title -> folder of the model, or name of the player
+        self.policies: dict[str, str] = {}  # title of a row -> model's folder or player's name
         self.start_cpu_s = time.process_time()
 
     def add(self, row: Row) -> None:

@@ -20,10 +20,11 @@ WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkp
 class Method(NamedTuple):
     """What models must have in common to be seeds of one method."""
 
-    # Name of the model's folder. Models in policy/ (last) are not pooled with models in best/.
+    # Name of the model's folder. Models in policy/ (the last policy of a run) are not pooled with
+    # models in best/.
     folder: str
     settings: Config  # without seed
-    earlier: tuple[Earlier, ...]  # settings before restarts, without seed
+    earlier: tuple[Earlier, ...]  # settings before each restart that changed them, without seed
 
 
 class Pools(NamedTuple):
@@ -82,11 +83,11 @@ def earlier_without_seed(earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
 def settings_of_model(folder: str) -> Config | None:
     """The settings of the run that trained a model.
 
-    Returns: None if the run has no config.json, or the config.json of another program.
+    Returns: None if config.json of the run is missing, damaged or of another program.
     """
     try:
         return load_saved(Path(folder).parent / "config.json")
-    except UserError:  # missing, or the config.json of another program
+    except UserError:  # config.json is missing, damaged or of another program
         return None
 
 

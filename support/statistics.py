@@ -4,10 +4,12 @@ A seed is one training run. An instance is one start of a game, such as a map. T
 the mean over all seeds and all instances that could have been drawn. The error of a measured mean
 has two parts, from the choice of instances and from the choice of seeds. The half-width for the
 choice of seeds uses quantiles of Student's t. `rate_interval`, `difference_interval` and
-`mean_over_seeds` add the squares of the half-widths of both parts (the method MOVER of Zou and
-Donner, https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the choice of instances.
+`mean_over_seeds` take the root of the sum of the squares of both parts' half-widths (the method
+MOVER of Zou and Donner, https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the error
+from the choice of instances.
 
-tests/test_statistics.py simulates how often the intervals contain the true value.
+tests/test_statistics.py simulates how often `rate_interval` and `difference_interval` contain the
+true value.
 """
 
 import math
@@ -40,8 +42,8 @@ def rate_interval(wins: ndarray) -> Interval:
     example, the table says how often the intervals contain the true value in 20,000 simulated
     experiments with 256 instances. The last column is for the difference to a player that wins half
     of its games. Half of the experiments with three seeds have no seed at 10 %, and their interval
-    is usually too high. The other half have a seed at 10 %. Its mean is visible, because `percent`
-    writes each seed's mean beside the interval.
+    is usually too high. The other half of the experiments have a seed at 10 %. This seed is visible
+    in the text of `percent`, which writes each seed's mean beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %

@@ -72,7 +72,8 @@ def refuse_arguments(argv: Sequence[str]) -> None:
 def accept_all_characters() -> None:
     """Let stdin, stdout and stderr accept characters that their encoding does not have.
 
-    Such characters are printed as Python escapes, and read as U+FFFD."""
+    stdout and stderr write such a character as a Python escape. stdin reads U+FFFD for bytes that
+    it cannot decode."""
     errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
     for name, rule in errors.items():
         stream = getattr(sys, name)

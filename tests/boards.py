@@ -77,7 +77,7 @@ def episode_in(board, *, max_actions=10, **settings):
 def raw_draws(spec, count, seed=0):
     """Return an environment and `count` instances that it draws.
 
-    Repeated instances and instances of the evaluation are not left out.
+    An instance may be drawn twice, and may belong to the split "eval" or "heldout".
     """
     env = make_env(spec)
     rng = np.random.default_rng([seed, 4])
@@ -209,9 +209,10 @@ def assert_mean(values, reference, reference_values=256):
 
 
 def assert_fraction(hits, reference, reference_values=256):
-    """Assert that the share of `hits` is within 3.5 combined standard errors of `reference`.
+    """Assert that the share of 1s in `hits` is within 3.5 combined standard errors of `reference`.
 
-    The std comes from the pooled share, because the std of hits that are all equal is 0.
+    The std comes from the share of 1s in `hits` and RAGEN's instances together, because the std
+    of hits that are all equal is 0.
     """
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), reference_values

@@ -114,7 +114,7 @@ SMOLLM3_TEMPLATE = """\
 
 class Family(NamedTuple):
     config_class: type
-    settings: dict  # settings of the config, which override WIDTHS
+    settings: dict  # settings for `config_class`; they override those in WIDTHS, below
     template: str
     tokenizer_class: str
     special: tuple[str, ...]
@@ -153,7 +153,7 @@ FAMILIES = {
     ),
     "qwen3": Family(
         Qwen3Config,
-        dict(head_dim=32),  # 4 heads of size 32 are wider than the hidden size, 64
+        dict(head_dim=32),  # 4 heads of size 32 are together wider than the hidden size, 64
         QWEN3_TEMPLATE,
         "Qwen2Tokenizer",
         CHATML,

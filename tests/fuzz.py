@@ -49,7 +49,7 @@ CONFIG = small_config(
 
 
 class Script:
-    """An engine that answers each trajectory with `replies` in order, and then starts over."""
+    """An engine that answers each trajectory with `replies` in order, in an endless cycle."""
 
     def __init__(self, *replies):
         self.replies = replies

@@ -88,7 +88,7 @@ def weighted(experience):
 def both_losses(learner, batch, experience):
     """Yield (loss, metrics) of the policy, then of the critic if there is one.
 
-    The caller must call loss.backward() for each loss.
+    No gradients are computed here: the caller must call loss.backward() for each loss.
     """
     num_tokens = len(experience.advantages)
     yield train.policy_loss(learner, batch, weighted(experience), num_tokens)

@@ -183,7 +183,7 @@ def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
 
 
 def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, policy, chat):
-    """In the second run, all trajectories wait for each other at each turn."""
+    """The engine `Barrier` makes all trajectories wait for each other at each turn."""
     config = replace(CONFIG, max_response_tokens=150)
     parallel.sync_weights(vllm, policy)
     counts = []

@@ -270,7 +270,8 @@ def test_a_real_server_scores_like_the_engine_in_process(vllm_url):
     policy = model.Policy(weights)
     _, ours = evaluation.evaluate(config, engine, chat, policy)
     theirs = api_models.play_fixed_prompts(config, vllm_url, "base")
-    # At temperature 0.5, server and engine draw different samples from one distribution.
+    # At temperature 0.5, server and engine draw different samples from one distribution, so only
+    # their success rates are compared.
     low, high = success_interval(ours)
     assert low < score(theirs)["success"] < high
     greedy = replace(config, eval_temperature=0.0, eval_size=16)

@@ -312,7 +312,7 @@ def test_a_demonstration_that_fails_is_left_out(chat, monkeypatch, capsys):
     said = "1 of 4 demonstrations are left out (the first, because demonstration 3 is too long)\n"
     assert capsys.readouterr().out == said
     for indices, settings in [
-        ([3, 13, 1], config),  # 2 of 3 fail
+        ([3, 13, 1], config),  # 2 of 3 demonstrations fail
         ([3], config),  # no demonstration is left
         (range(4), replace(config, max_error_frac=0.0)),
     ]:

@@ -185,8 +185,8 @@ def test_costs_up_to_a_success_rate(two_arms, capsys):
     assert "| rloo | 2 of 3 | 3 | 640 |" in text  # seeds 1 and 2 reach 50 % after two iterations
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    # Without --threshold, the level is the highest multiple of 5 % that every run reaches. GRPO
-    # reaches only 25 %, and every run starts at 25 %.
+    # Without --threshold, the costs are those of the highest multiple of 5 % success that every
+    # run reaches. GRPO reaches only 25 %, and every run starts at 25 %.
     assert "## Cost of 25 % success" in text
     assert "| rloo | 3 of 3 | reached before RL | reached before RL |" in text
 
@@ -303,7 +303,7 @@ def test_the_interval_over_seeds_holds_the_true_mean_in_95_of_100_cases():
 
 
 def test_the_interval_of_the_verdict_errs_at_most_5_times_of_100():
-    """The two methods are equal, and success varies with seed and prompt."""
+    """Two simulated methods are equally good, and success varies with seed and prompt."""
     rng = np.random.default_rng(0)
     prompts = rng.normal(size=(500, 1, 64))
     wins = []

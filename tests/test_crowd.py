@@ -28,7 +28,8 @@ def room(floor, targets, player, boxes):
 
 
 def choices(env, num_draws=50):
-    """Return the set of moves that the careful player chooses. Ties are broken at random."""
+    """Return the moves that the careful player chooses in `num_draws` calls. Each call chooses at
+    random among the moves of lowest cost."""
     rng = np.random.default_rng(0)
     return {careful(env, rng) for _ in range(num_draws)}
 
@@ -42,9 +43,9 @@ def test_the_greedy_player_walks_into_holes_and_the_careful_one_around_them():
     env = lake((4,), 0, 8)
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 3, 5, rng) == ["Down"]
-    # With Left and Up the player stays at Manhattan distance 2 from the goal. Left costs more,
-    # because a slip could end in the hole. The careful player avoids Left even on ice that is not
-    # slippery.
+    # The edge stops Left and Up, so the player stays at Manhattan distance 2 from the goal. Left
+    # costs more, because a slip could end in the hole. The careful player avoids Left even on ice
+    # that is not slippery.
     assert choices(env) == choices(lake((4,), 0, 8, success_rate=0.8)) == {"Up"}
 
 

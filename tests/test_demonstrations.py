@@ -92,7 +92,8 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
         demos = [demonstration(config, chat, i) for i in range(150)]
         counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
         # A turn has one action with probability 0.75 without noise and 1/3 with noise. Turns with
-        # one action are a little more frequent than that, because plans near the goal are short.
+        # one action are a little more frequent than that: plans near the goal are short, and a long
+        # game has few actions left at the end.
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
 

@@ -22,7 +22,7 @@ def test_the_template_works():
         while not env.terminated:
             step = env.step(env.plan(1, 1)[0])
         assert step.success and step.reward == env.max_reward == 2
-        # 3 actions reduce 2^3 = 8 doors to one door, and the fourth action opens it
+        # at worst, 3 actions reduce 2^3 = 8 doors to one door, and the fourth action opens it
         assert env.num_actions <= 4
     env.start(("doors", 2), [0])
     step = env.step("door 6")

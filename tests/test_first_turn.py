@@ -61,7 +61,7 @@ PLACES = ("BUILD", "DRAW", "START", "MOVE")
 
 def spec_of(folder, **lines):
     """Write CODE to `folder` with `lines` in place of BUILD, DRAW, START or MOVE. Return the spec
-    of this environment."""
+    of the environment in the written file."""
     code = CODE
     for place in PLACES:
         code = code.replace(place, lines.get(place, "pass"))

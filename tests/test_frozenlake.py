@@ -358,12 +358,13 @@ def test_observation_modes_by_hand():
             [],
             ["Next edge ice ice edge.", "Goal 2 down 3 right.", "Way down down right right right."],
         ),
-        (  # at (1,2): holes below and to the right; Next has the order Left, Down, Right, Up
+        (  # the player is at (1,2), with holes below and to the right
             LAKE_BOARD,
             ["Right"],
+            # "Next" says what is to the left, below, to the right and above, in this order
             ["Next ice hole hole edge.", "Goal 2 down 2 right.", "Way left down down right right."],
         ),
-        (  # a move left could slip down into the hole
+        (  # the way goes up first: on slippery ice, a move left could slip down into the hole
             "G__\n_P_\n_O_",
             [],
             ["Next ice hole ice ice.", "Goal 1 up 1 left.", "Way up left."],

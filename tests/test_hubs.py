@@ -2,7 +2,7 @@
 Tests of the adapters to GEM, reasoning-gym and gymnasium.
 
 Many tests use fakes of GEM and reasoning-gym. Some other tests need GEM, reasoning-gym or gymnasium
-itself. This command installs the three packages:
+itself. This command installs the three packages and runs the tests of this file:
 
     make test-hubs
 """

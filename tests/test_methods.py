@@ -68,7 +68,7 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
         ([0.25], True, "dense", 1, [1]),
-        # Progress is paid at the second turn with a positive reward, and at the last turn.
+        # Progress is paid at the turn with the second positive reward, and at the last turn.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
         ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),
@@ -145,8 +145,8 @@ def test_gigpo_by_hand():
     assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
     assert returns is None
     found, _ = estimate(*batch, estimator="grpo", **options)
-    # grpo divides each difference by the std of the two values that it compares. The std of two
-    # values is their distance / sqrt(2), so each difference becomes +-1/sqrt(2).
+    # Each mean is over two values. grpo divides each difference by the std of the same two values.
+    # The std of two values is their distance / sqrt(2), so each difference becomes +-1/sqrt(2).
     expected = torch.tensor([3.0, -1.0, 3.0, -3.0]) / 2**0.5
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -170,7 +170,7 @@ def test_equal_states_of_two_groups_are_not_compared():
 
 
 def slow_gigpo(batch, *, weight, gamma, divide):
-    """Return the advantages of equations 3 and 5 to 8 of arXiv 2505.10978, one turn at a time."""
+    """Compute the advantages of equations 3 and 5 to 8 of arXiv 2505.10978, turn by turn."""
     steps = []
     for trajectory, count in enumerate(batch["turns"]):
         steps += [(trajectory, turn) for turn in range(count)]
@@ -541,8 +541,8 @@ def test_missing_groups_and_candidates_by_hand():
     assert methods.num_missing_groups(std, 4) == 1
     assert methods.num_missing_groups(std, 3) == methods.num_missing_groups(std, 2) == 0
     assert methods.candidate_groups(std, 2).tolist() == [1, 3]
-    # Groups 1, 3 and 4 have variance. The first group without variance, group 0, fills the fourth
-    # place.
+    # Groups 1, 3 and 4 have variance. The call asks for four groups, so group 0, the first group
+    # without variance, is added.
     assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]
     assert methods.candidate_groups(std, 5).tolist() == [0, 1, 2, 3, 4]
     assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]

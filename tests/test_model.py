@@ -186,7 +186,8 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
     # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. For
-    # both long pieces, the kernel also gets the queries of the context. Their outputs are dropped.
+    # both long pieces, the kernel also gets the queries of the context. The outputs of the
+    # context's queries are dropped.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(
@@ -401,8 +402,8 @@ def test_chunked_logprobs_against_finite_differences():
 
 
 def test_chunked_logprobs_by_hand():
-    # The logits (0, ln 3) give p = (1/4, 3/4). At temperature 0.5 they are (0, 2 ln 3) and give p =
-    # (1/10, 9/10).
+    # The logits (0, ln 3) give p = (1/4, 3/4). Temperature 0.5 doubles the logits to (0, 2 ln 3),
+    # which give p = (1/10, 9/10).
     hidden = torch.tensor([[1.0]])
     weight = torch.tensor([[0.0], [1.0986123]])
     targets = torch.tensor([1])

@@ -41,7 +41,8 @@ RUN = dict(
     engine="torch",
     think=True,
     estimator="gae",
-    # 1.0 also keeps groups of equal scores. A random model has them: all its replies are malformed.
+    # 1.0 also keeps groups of equal scores. A random model has such groups, because all its
+    # replies are malformed.
     filter_keep=1.0,
     max_turns=2,
     num_groups=2,
@@ -618,7 +619,8 @@ SMALL = dict(
 def rows_with_vllm(folders, tmp_path_factory):
     """{family: metrics of a run of two iterations with vLLM}.
 
-    The run of Qwen3 uses the config files of README's command, with LoRA and an untied LM head.
+    The run of Qwen3 uses the config files of README's command for Qwen3-0.6B, with LoRA and an
+    untied LM head.
     """
     configs = {
         "smollm2": ["config/frozenlake_ppo.py"],

@@ -70,7 +70,8 @@ def test_micro_batches_keep_equal_prompts_together_and_count_them_once():
     b = list(range(20, 30))
     # A sequence has 10 + 1 tokens. A repeated prompt adds only its last token and the response.
     sequences = with_prompts(a, b, a, b, a)
-    # Sequences 0, 2, 4 and 1 have 11 + 2 + 2 + 11 = 26 tokens. With sequence 3 they have 28.
+    # Sequences 0, 2, 4 and 1 have 11 + 2 + 2 + 11 = 26 tokens. With sequence 3, the pack would have
+    # 28 tokens.
     assert micro_batches(sequences, 26) == [[0, 2, 4, 1], [3]]
     assert micro_batches(sequences, 25) == [[0, 2, 4], [1, 3]]
     assert micro_batches([], 10) == []

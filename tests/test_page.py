@@ -49,7 +49,7 @@ def write_run(folder, trained, successes, started=()):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two runs. `a` has a bandit game before RL, the games of lake_group and a Sokoban game. `b`
-    has a game on the same lake and a game in the same room."""
+    has a game on the lake of lake_group and a game in the Sokoban room of `a`."""
     folder = tmp_path_factory.mktemp("runs")
     text = turn_record(ARMS, "The dragon.", ["Right"], 0.5, ["x"] * 5, [2.0] * 5)
     push = turn_record(
@@ -436,7 +436,8 @@ def test_a_click_on_the_curve_opens_its_trajectories(page):
     page.select_option("#outcome", "out of turns")
     click_iteration(page, 1)
     assert rows_of(page) == [LAKE_GROUP] * 2
-    click_iteration(page, 4)  # iteration 4 has no records, so the nearest one opens
+    # Iteration 4 has no records, so the nearest iteration with records opens.
+    click_iteration(page, 4)
     assert page.input_value("#iteration") == "iteration 3"
     place = place_of(page, "only-iteration=iteration+3")
     assert place["only-iteration"] == "iteration 3"

@@ -263,8 +263,8 @@ def test_the_qwen_path(tmp_path):
     rows = rows_of(tmp_path / "out")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        # The log-probs agree, so vLLM ignores the top_k and the repetition penalty of the model's
-        # folder.
+        # The log-probs of vLLM and of the trainer agree, so vLLM ignores the top_k and the
+        # repetition penalty of the model's folder.
         assert row["kept_groups"] == 1 and row["grad_norm"] > 0 and row["logprob_diff_max"] < 1e-4
         assert row["valid_frac"] > 0.3
     assert "after RL" in (tmp_path / "out" / "scores.md").read_text()

@@ -44,7 +44,7 @@ SHORT = {
 # A command of train, eval or tools.sft is run only if an argument matches TINY.
 TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")
 # Start of an argument -> package that it needs. Without the package, the command is skipped.
-# make test-extras and make test-hubs install the packages.
+# make test-extras and make test-hubs install the packages except Box2D.
 OPTIONAL = {
     "--env=textworld": "textworld",
     "--env=alfworld": "alfworld",
@@ -92,10 +92,10 @@ def command_words(text):
 
 
 def read_torchrun(arguments):
-    """Parse with torchrun's own parser. Return None if the installed torch does not know an option.
+    """Parse `arguments` with torchrun's own parser.
 
-    For such an option the parser raises SystemExit. Uncaught, it would end pytest while pytest
-    collects tests.
+    Return None if the installed torch does not know an option. For an unknown option the parser
+    raises SystemExit. Uncaught, SystemExit would end pytest while pytest collects tests.
     """
     try:
         return get_args_parser().parse_args(arguments)

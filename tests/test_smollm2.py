@@ -52,14 +52,14 @@ def write_gguf(path):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     printed = [chr(number) for number in (*range(33, 127), *range(161, 173), *range(174, 256))]
-    # GPT-2's tokenizer writes the other bytes as characters from 256 on.
+    # GPT-2's tokenizer writes the bytes that are not in `printed` as characters from 256 on.
     others = [chr(256 + number) for number in range(256 - len(printed))]
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *printed, *others, "th", "in"]
     kinds = [3, 3, 3] + [1] * 258  # 3: special, 1: normal
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges(["t h", "i n"])  # two: transformers 5.17 cannot read a single merge
+    writer.add_token_merges(["t h", "i n"])  # two: transformers 5.17 cannot read a list of one
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)

@@ -51,7 +51,7 @@ def test_box_stops_at_wall_and_at_box():
 
 
 def test_rewards_for_boxes_on_and_off_target():
-    # With two boxes, a box on its target does not end the game. Right pushes the first box onto the
+    # With two boxes, one box on a target does not end the game. Right pushes the first box onto the
     # target (+1 - 0.1), Right again pushes the box off (-1 - 0.1).
     env = in_room("######\n#PXO_#\n#____#\n#_XO_#\n#____#\n######")
     on = env.step("Right")
@@ -112,7 +112,8 @@ def test_plans_replay(spec, count, boxes):
         assert [step.success for step in steps] == [False] * (len(path) - 1) + [True]
         assert steps[-1].terminated
         assert all(step.effective for step in steps)
-        # every box starts off target and ends on a target: +1 for each, 10 once, -0.1 an action
+        # No box starts on a target, and each box ends on one. The rewards sum to 1 for each box, 10
+        # for the success and -0.1 for each action.
         total = sum(step.reward for step in steps)
         assert total == pytest.approx(10 + boxes - 0.1 * len(path), abs=1e-9)
 

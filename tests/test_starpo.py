@@ -258,7 +258,7 @@ FOUR_GROUPS = (0, 1, 0, 3, 4, 4, 0, 2)
 @pytest.mark.parametrize(
     "keep, kept",
     [
-        (0.1, [1]),  # max(1, int(0.4)) = 1
+        (0.1, [1]),  # max(1, int(0.1 * 4)) = 1 of 4 groups is kept
         (0.25, [1]),
         (0.5, [1, 3]),
         (0.74, [1, 3]),  # int(2.96) = 2
@@ -303,8 +303,8 @@ def test_filter_count_survives_float_product():
     assert filtered(scores, 2, 0.29).tolist() == list(range(71, 100))
 
 
-# The values and the stds of four groups are 1, 3, 0, 2, with the sum 6. The softmax of 3, 2, 1, 0
-# is 0.644, 0.237, 0.087 and 0.032: 20.09, 7.39, 2.72 and 1, divided by their sum 31.19.
+# The value of each group is its std. The four values are 1, 3, 0, 2, with the sum 6. The softmax of
+# 3, 2, 1, 0 is 0.644, 0.237, 0.087 and 0.032: 20.09, 7.39, 2.72 and 1, divided by their sum 31.19.
 @pytest.mark.parametrize(
     "strategy, keep, options, kept",
     [
@@ -320,7 +320,7 @@ def test_filter_count_survives_float_product():
         ("count", 1, dict(smallest=True), [0]),
         ("count", 2, dict(smallest=True), [0, 3]),
         ("count", 1, dict(smallest=True, zero_std=True), [2]),
-        ("top_p", 0.5, {}, [1]),  # 3 of 6 is half
+        ("top_p", 0.5, {}, [1]),  # group 1 has half of the sum, 3 of 6
         ("top_p", 0.51, {}, [1, 3]),
         ("top_p", 5 / 6, {}, [1, 3]),
         ("top_p", 0.84, {}, [0, 1, 3]),
@@ -515,7 +515,8 @@ def test_whiten_without_variance():
     assert starpo.whiten(torch.tensor([7.0])).tolist() == [0.0]
     assert starpo.whiten(torch.zeros(0)).shape == (0,)
     assert starpo.whiten(torch.zeros(3)).tolist() == [0.0] * 3
-    noise = starpo.whiten(doubles(0.3, 0.1 + 0.2, 0.3))  # the spread of 5e-17 must not become 1
+    # The numbers differ by a rounding error, which whitening must not scale up to 1.
+    noise = starpo.whiten(doubles(0.3, 0.1 + 0.2, 0.3))  # 0.1 + 0.2 - 0.3 is 6e-17
     assert noise.abs().max() < 1e-15
 
 
@@ -619,7 +620,8 @@ def test_bi_level_gae_by_hand():
     # Both gammas are 0.5, and both lambdas are 1.
     # The second turn has A = 1 - 3 = -2 and return 1.
     # The first turn has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return 0.5.
-    # The tokens, the last first, have A = -2, 0.5 - 2 = -1.5, 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
+    # From the last token to the first, A is -2, 0.5 - 2 = -1.5 and
+    # 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
     discounts = starpo.Discounts(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     advantages, returns = starpo.bi_level_gae(
         doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], discounts
@@ -995,7 +997,7 @@ def test_value_loss_is_weighted_like_the_policy_loss():
 
 
 def test_kl_estimators_by_hand():
-    # d = logprob - ref is log 2, 0, -log 4, so ref / policy is 1/2, 1, 4.
+    # d = logprob - ref is log 2, 0, -log 4, so exp(-d) = p(reference) / p(policy) is 1/2, 1, 4.
     logprobs, ref = doubles(-1, -2, -3), doubles(-1 - math.log(2), -2, -3 + math.log(4))
     close(starpo.kl_penalty(logprobs, ref, "k1"), [math.log(2), 0, -math.log(4)])
     close(starpo.kl_penalty(logprobs, ref, "k2"), [math.log(2) ** 2 / 2, 0, math.log(4) ** 2 / 2])
@@ -1036,7 +1038,8 @@ def test_k1_and_k3_have_the_kl_as_expectation():
 def expected_loss_gradient(estimator):
     """Return the expected gradient of a KL estimator with respect to the logits.
 
-    The expectation is over tokens sampled from the policy. Its probabilities are held constant."""
+    The expectation is over tokens sampled from the policy. The sampling probabilities are held
+    constant."""
     logits, logprobs, ref = enumerated_policy()
     p = logprobs.exp().detach()
     (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().backward()
@@ -1197,8 +1200,8 @@ def test_importance_weights_by_hand():
     # The old log-probs are the engine's, so the weight is min(1, cap / ratio).
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
-    # The old log-probs are the trainer's. Before an optimizer step pi is pi_old, so the weight is
-    # min(pi_old / pi_engine, cap).
+    # The old log-probs are the trainer's. Before the first optimizer step of an update, pi is
+    # pi_old, so the weight is min(pi_old / pi_engine, cap).
     found = starpo.importance_weights(new, new, rollout, 2.0)
     close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
     # The old log-probs are the trainer's. After an optimizer step pi differs from pi_old, and the

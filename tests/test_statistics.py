@@ -29,8 +29,8 @@ def test_wilson_interval_by_hand():
     # these.
     assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-6)
     assert wilson_interval(10, 10) == pytest.approx((0.722467, 1.0), abs=1e-6)
-    # For k = n / 2 the half width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256),
-    # 0.0617067 / 1.0150057
+    # For k = 128 and n = 256, the half width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256)
+    # = 0.0617067 / 1.0150057.
     assert wilson_interval(128, 256) == pytest.approx((0.439206, 0.560794), abs=1e-6)
 
 
@@ -51,7 +51,7 @@ def test_t_quantiles():
     # With two degrees of freedom, the distribution function is 1/2 + t / (2 sqrt(2 + t^2)).
     t = t_quantile(2)
     assert 0.5 + t / (2 * math.sqrt(2 + t * t)) == pytest.approx(0.975, abs=1e-6)
-    # For more than ten degrees of freedom, the function returns the quantile of ten, which is a
+    # For more than ten degrees of freedom, `t_quantile` returns the quantile for ten, which is a
     # little too large.
     assert t_quantile(10) == t_quantile(99) == 2.2281
 
@@ -116,8 +116,8 @@ def test_difference_interval_by_hand():
     low, high = difference_interval(a, b)
     half = 1.959964 * math.sqrt(0.0596 / 100)
     assert (low, high) == pytest.approx((2 / 98 - half, 2 / 98 + half))
-    # Here player a wins 4 that player b loses, and b wins none that a loses. The sign test has
-    # p = 0.125, so the interval must contain 0.
+    # Here player a wins 4 instances that player b loses, and b wins none that a loses. The sign
+    # test has p = 0.125, so the interval must contain 0.
     low, _ = difference_interval(np.ones((1, 100)), np.array([[0] * 4 + [1] * 96]))
     assert low < 0
 
@@ -159,8 +159,8 @@ def draw_seed_rates(rng, rate, spread, shape):
     """Draw rates from a normal distribution around `rate`, with a standard deviation of at most
     `spread`.
 
-    Near 0 and 1 the standard deviation is smaller. Else many seeds would be clipped to a rate of
-    exactly 0 or 1, and two seeds would often show no spread.
+    If `rate` is near 0 or 1, the standard deviation is smaller. Else many seeds would be clipped to
+    a rate of exactly 0 or 1, and two seeds would often show no spread.
     """
     room = min(rate, 1 - rate)
     spread = min(spread, room / 2)
@@ -229,7 +229,7 @@ def test_intervals_hold_the_true_value_on_the_whole_grid():
     "num_seeds, rate, difference", [(2, 67, 70), (3, 49, 54), (5, 67, 67), (10, 89, 89)]
 )
 def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate, difference):
-    """Each seed ends at 10 % with probability 1/5, else at 80 %.
+    """Each seed ends at a success rate of 10 % with probability 1/5, else at 80 %.
 
     The docstring of `rate_interval` has this example.
     """

@@ -1,6 +1,6 @@
 """Tests of how the code outside tests/ is written.
 
-The tables at the top hold the limits and the exceptions.
+The constants at the top of this file hold the limits that code must keep, and the exceptions.
 """
 
 from configurator import SftConfig
@@ -26,8 +26,8 @@ MAX_NESTED = 5  # nested comprehensions in all files together
 DENSE_FILES: dict[str, str] = {}  # file -> reason
 WIDE_FILES: dict[str, str] = {}  # file -> reason
 
-# The modules in floors, the lowest first. A module may import only from lower floors, and from
-# modules of its own package on its own floor.
+# Each string lists the modules of one floor; the lowest floor comes first. A module may import only
+# from lower floors, and from modules of its own package on its own floor.
 FLOORS = (
     "configurator packing support.statistics support.collapse_signs support.precision"
     " support.budget_warnings support.quotes support.threads support.code_version",
@@ -426,9 +426,10 @@ def find_swallowed_errors(tree):
 
 
 def find_defaults(tree):
-    """Yield lines that may give a setting a default: getattr(.., key, ..) or config.get(key, ..).
+    """Yield the lines that seem to give a setting a default.
 
-    A call counts if `key` is the name of a setting or is computed."""
+    Such a line calls getattr(.., key, ..) or config.get(key, ..), where `key` is the name of a
+    setting or is computed."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

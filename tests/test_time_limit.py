@@ -1,4 +1,7 @@
-"""Tests of support/time_limit.py and of `call_all`, with code that hangs or raises anything."""
+"""Tests of support/time_limit.py and of `call_all` in support/threads.py.
+
+The time limits are tested with code that hangs or raises anything.
+"""
 
 import signal
 import subprocess

@@ -125,8 +125,8 @@ def test_a_search_by_other_words_counts_as_well():
 def test_scores_by_hand():
     index = Index(TOWNS)
     names = [document.name for document in index.search("the SALT of new Tavor, 31", 3)]
-    # A word in d of the 3 documents has the weight log(1 + 3/d). The word new is in 1 document;
-    # salt, tavor and 31 are in 2 documents.
+    # A word in d of the 3 documents has the weight log(1 + 3/d). "new" is in 1 document; "salt",
+    # "tavor" and "31" are in 2 documents each.
     new, common = math.log(4), math.log(2.5)
     assert new + 3 * common > 2 * common > common
     assert names == ["New Tavor", "Tavor", "Lunen"]
@@ -242,8 +242,8 @@ def test_a_shop_passes_the_checks(tmp_path):
 
 
 def test_names_that_share_all_words(tmp_path):
-    """All names consist of the same words, so a search for any name finds the first three. Tasks
-    must ask only about these three."""
+    """All names consist of the same words, so a search for any name finds the first three items.
+    Tasks must ask only about these three items."""
     words = "red big mug old pot tin".split()
     rows = []
     for number, name in zip(range(300), permutations(words), strict=False):

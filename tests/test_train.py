@@ -396,7 +396,8 @@ def test_a_missing_gpu_is_named(monkeypatch):
     assert model.pick_dtype("bfloat16", cpu) == torch.bfloat16
 
 
-# The first line of /proc/driver/nvidia/version if the kernel module is closed, and if it is open.
+# The first line of /proc/driver/nvidia/version, with NVIDIA's closed-source kernel module and with
+# the open-source one.
 DRIVERS = [
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}.54.14  Thu Feb 22 01:44:30 UTC 2024",
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}.54.14  Release Build  (root@a)",
@@ -405,7 +406,8 @@ DRIVERS = [
 
 @pytest.mark.parametrize("line", DRIVERS)
 def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
-    """Without this error, device=auto would start on the CPU, where vLLM for GPUs would fail."""
+    """Without the error about an old driver, a run with device=auto would start on the CPU, where
+    vLLM for GPUs would fail."""
     driver = tmp_path / "version"
     driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
     monkeypatch.setattr(preflight, "DRIVER_FILE", driver)

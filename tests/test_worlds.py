@@ -309,7 +309,7 @@ def random_success_rate(spec, num_instances, num_episodes, max_actions=24):
 
 @pytest.mark.slow
 def test_a_random_player_is_as_weak_as_in_textworld():
-    # In TextWorld, a random player wins 3.3 % in 12 commands.
+    # In TextWorld, a random player wins 3.3 % of games within 12 commands.
     assert 0.01 < random_success_rate(QUEST, 150, 600, max_actions=12) < 0.08
     assert random_success_rate(LONG_QUEST, 30, 60) <= 0.05
     assert random_success_rate("household", 60, 60) <= 0.05
@@ -342,8 +342,8 @@ def test_a_win_is_worth_more_than_any_loss(density):
 def listed_otherwise(instance):
     """Return an instance that describes the same game in another way.
 
-    A quest gets reversed lists and a longer path. The list of things in a household is reversed,
-    and the things get new numbers.
+    A quest gets reversed lists of links, furniture and facts, and a path that is longer by `look`.
+    The list of things in a household is reversed, and the things get new numbers.
     """
     if instance[0] == "household":
         *parts, things = instance

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
 
 
 def api_rows(job: Job) -> Iterator[Row]:
-    """Play with each model of --api_model in each environment, and yield a row of scores."""
+    """Play each environment with each model of --api_model; yield a row of scores for each pair."""
     names = filter(None, split_unquoted(job.options["api_model"], ","))
     for name, env in product(map(unquote, names), scored_envs(job.config)):
         trajectories = play_fixed_prompts(

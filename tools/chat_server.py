@@ -54,8 +54,8 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
     """Request a chat completion from an OpenAI-compatible server.
 
     After a temporary error, the function calls `on_fault` and repeats the request, up to ATTEMPTS
-    requests in all. Temporary errors are a missing connection, timeouts, 5xx, 408, 429 and
-    malformed replies. If no request succeeds, `Reply.error` says why.
+    requests in all. Temporary errors are a missing connection, timeouts, the HTTP statuses 5xx,
+    408 and 429, and malformed replies. If no request succeeds, `Reply.error` says why.
 
     The server sends a text and a number of tokens, but not the tokens. So `Reply.response_ids` is
     the list [text, "", ...], whose length is the number of tokens (at least one).

@@ -4,9 +4,9 @@
     python -m tools.check_env my_env.py:MyEnv,size=5 --actions_per_traj=20
     python -m tools.check_env quest:w=2,o=3,q=4
 
-Each check prints a line, and a sentence for each problem. The exit code is 1 if a check fails,
-and 2 if the environment cannot be built or cannot draw its instances. An instance is the random
-start of a game.
+The command prints a line for each check, and a sentence for each problem. The exit code is 1 if a
+check fails, and 2 if the environment cannot be built or cannot draw its instances. An instance is
+the random start of a game.
 """
 
 from configurator import Config, UserError, load_config, printable
@@ -147,7 +147,7 @@ def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
 
 
 def receive(reader: Connection, process: BaseProcess) -> Any:
-    """Return the next message of a process, or None if the process ended without another one."""
+    """Return the next message of a process; None if the process ended without another message."""
     while not reader.poll(POLL_S):
         if not process.is_alive() and not reader.poll():
             return None
@@ -159,7 +159,7 @@ def receive(reader: Connection, process: BaseProcess) -> Any:
 
 
 def send_findings(subject: Subject, writer: Connection) -> None:
-    """Run all checks, and send their findings and the notes through a pipe.
+    """Run all checks, and send their findings and the notes of `subject` through a pipe.
 
     Before each stage, such as a check, the function sends the name of the stage. So if the
     environment ends the process, the reader of the pipe knows the stage.
@@ -228,7 +228,10 @@ def action_rng(seed: int) -> np.random.Generator:
 
 
 def random_action(env: Env, rng: np.random.Generator) -> str:
-    """Return a random action, or the first of `plan` if the environment has no random player."""
+    """Return a random action.
+
+    If the environment has no random player, return the first action of `plan`. If `plan` returns
+    [], return the text "no action"."""
     if missing_method(env, "random"):
         return [*env.plan(1, env.actions_left), "no action"][0]
     return env.random(1, rng)[0]
@@ -247,7 +250,7 @@ def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iter
     Yields: the opening observation, then what each step shows.
     Args: asks: whether to call observe, statements and plan before each step."""
     rng = action_rng(seed)
-    draw_instance.cache_clear()  # forces a new draw of the instance
+    draw_instance.cache_clear()  # so `reset` draws the instance again: the checks cover `draw`, too
     yield Seen(env.reset([seed, CHECK_SEED], member=member), "")
     for _ in range(env.max_actions):
         if is_over(env):
@@ -378,7 +381,8 @@ def appearance(env: Env, instance: tuple) -> tuple:
 def check_budget(subject: Subject) -> list[str]:
     """Check that games end when the action budget is used up, and accept no action after the end.
 
-    Also check that a won game pays at most `max_reward`, and that a lost game pays less."""
+    Also check that a won game pays at most `max_reward`, and that a lost game pays less than
+    `max_reward`."""
     problems = []
     for limit in sorted({1, 2, subject.max_actions}):
         env = subject.make(limit)

@@ -1,10 +1,10 @@
 """Compare methods: one curve per method, paired differences with intervals, costs, and a verdict.
 
     python -m tools.compare out/A out/A_s[0-9]* vs out/B out/B_s[0-9]*  # two arms with their seeds
-    python -m tools.compare out/a* vs out/b* vs out/c*         # b and c are compared with a
-    python -m tools.compare out/a*                             # one arm: its curve and its costs
-    python -m tools.compare out/a* vs out/b* --threshold=80    # costs of reaching 80 % success
-    python -m tools.compare out/a* vs out/b* --out=out/a_b     # writes out/a_b.md, .csv, .png, .pdf
+    python -m tools.compare A vs B vs C            # A, B, C: folders as above; B and C against A
+    python -m tools.compare A                      # one arm: its curve and its costs
+    python -m tools.compare A vs B --threshold=80  # costs of reaching 80 % success
+    python -m tools.compare A vs B --out=out/a_b   # writes out/a_b.md, .csv, .png and .pdf
 
 An arm is one method: finished runs that differ only in the seed. All arms must be scored on the
 same prompts. Without --out, the command writes the files A_vs_B.md, .csv, .png and .pdf in
@@ -211,7 +211,7 @@ def success_lines(env: str, arms: Sequence[Arm]) -> list[str]:
     for arm in arms:
         cells = [cell(arm.name), ", ".join(str(seed) for seed in arm.seeds())]
         cells += [rate_text(arm.wins(env, stage)) for stage in POLICIES]
-        best = "not measured"  # curves hold only the first environment
+        best = "not measured"  # `TrainedRun.evaluations` covers only the first environment
         if is_first:
             best = f"{100 * np.mean([best_success(run) for run in arm.runs]):.1f}"
         lines.append([*cells, best])

@@ -3,8 +3,9 @@
 The corpus of the tiny base model (studies/base_model) has games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
-- careful: like greedy, but does not move straight into a hole or push a box into a corner if it can
-  avoid this. Each hole where a slip would end counts as one more cell of distance to the goal.
+- careful: like greedy, but does not move straight into a hole or push a box into a corner without a
+  target if it can avoid this. Each hole where a slip would end counts as one more cell of distance
+  to the goal.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
   drawn again in each turn.
 
@@ -35,7 +36,7 @@ SEED_CROWD = 15  # makes the random streams of this file differ from those of ot
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
 MAX_RANDOM_SHARE = 0.2  # each game draws a probability of random turns below this value
-LONGEST_PLAN = 3  # actions; longer plans are slow to compute on slippery ice
+LONGEST_PLAN = 3  # actions; in FrozenLake, longer plans are slow to compute
 
 # The cost of a move; the lowest is best. A later number counts only if the earlier ones are equal.
 Cost = tuple[float, ...]
@@ -122,7 +123,7 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
     """Return the cost of a move: whether it leaves a box stuck in a corner, then the distances
-    of `Sokoban.cost_after`."""
+    of `Sokoban.cost_after`. A blocked move counts as if no box were stuck."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:

@@ -28,7 +28,7 @@ from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
 
 SEED_DEMOS = 11  # makes the random streams of this file differ from those of other files
-COMMIT_ONE = 0.75  # probability that a turn of the player `shortest` has one action
+COMMIT_ONE = 0.75  # probability that the player `shortest` takes one action in a turn without noise
 
 
 def recite(
@@ -68,8 +68,8 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     """Play demonstration number `index`.
 
     A turn has random actions with probability `sft_noise`. In the first demonstrations (the
-    fraction `sft_clean` of all), no turn has random actions. The player "crowd" ignores both
-    settings: `draw_player` draws for each game the probability that a turn has random actions.
+    fraction `sft_clean` of all), this probability is 0. The player "crowd" ignores both settings:
+    `draw_player` draws for each game the probability that a turn has random actions.
 
     Raises: UserError if the game fails, if the environment does not have the player `sft_player`,
         or if a reply or the first turn has too many tokens."""
@@ -81,7 +81,8 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
     # The instance is drawn with the seed `path`. The 1 makes the player's random numbers differ
-    # from those of the instance. A 0 would not, because numpy ignores zeros at the end of a seed.
+    # from those of the instance. A 0 would leave the numbers equal, because numpy ignores zeros at
+    # the end of a seed.
     rng = np.random.default_rng([*path, 1])
     if config.sft_player == "crowd":
         write = partial(crowd_reply, episode, draw_player(rng, config.sft_planners), rng)
@@ -184,8 +185,8 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 
     With `context_turns` nothing is dropped, because each turn has a context of its own.
 
-    Raises: UserError if a reply is longer than max_response_tokens, or if the first turn does not
-        fit. With `context_turns`, the first turn is not checked."""
+    Raises: UserError if a reply is longer than max_response_tokens or, without `context_turns`, if
+        the first turn does not fit into the context."""
     longest = max(len(turn.response_ids) for turn in trajectory.turns)
     if longest > config.max_response_tokens:
         raise UserError(
@@ -289,8 +290,9 @@ def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
 
     A reply that was cut off gets no end-of-turn token, unless the reply is empty.
 
-    Raises: LookupError or TypeError if the record is no demonstration."""
-    # Older files do not name the split. In these files, only games of an evaluation name a policy.
+    Raises: LookupError, TypeError or AttributeError if the record is no demonstration."""
+    # Older files do not name the split. In these files, only games of an evaluation have the key
+    # "policy".
     split = record.get("split", "eval" if "policy" in record else "train")
     trajectory = Trajectory(
         tuple(record["seed"]),

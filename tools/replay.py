@@ -83,8 +83,8 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     """
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
-    # game -> number of its records so far. An evaluation plays a game once, so the second record of
-    # a game belongs to a second evaluation.
+    # game -> number of its recorded trajectories so far. An evaluation plays a game once, so the
+    # second trajectory of a game belongs to a second evaluation.
     num_seen = Counter()
     different = []
     late = []  # games that differ, and had a time-out when they were recorded or replayed

@@ -43,7 +43,8 @@ def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
         raise UserError("supervised learning does not log to W&B; leave --wandb out")
     check_imitation(config)
     if sources["out_dir"] == "default":
-        config = replace(config, out_dir=f"{config.out_dir}_sft")  # out/NAME is for train.py
+        # train.py writes to the default folder without _sft.
+        config = replace(config, out_dir=f"{config.out_dir}_sft")
     if options["export"]:
         check_writable(options["export"])
     else:
@@ -209,7 +210,8 @@ def describe(row: dict) -> str:
 
 
 def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]) -> str:
-    """Return a warning with advice if few replies are valid after training; "" if enough are.
+    """Return a warning with advice if the fraction of valid replies is below MIN_VALID_FRAC.
+    Otherwise return "".
 
     Args: measured: from `probe`; sources: where each setting was given."""
     valid_frac = measured[f"valid_frac_T{config.eval_temperature:g}"]
@@ -375,7 +377,7 @@ def optimizer_step(optimizers: list[torch.optim.Optimizer], factor: float) -> No
 
 
 def schedule(step: int, steps: int) -> float:
-    """Return the factor of the learning rate: a linear warm-up times half a cosine."""
+    """Return the factor of the learning rate: a linear warm-up times a cosine decay."""
     warmup = min(1.0, (step + 1) / min(WARMUP_STEPS, steps))
     return warmup * 0.5 * (1 + math.cos(math.pi * step / steps))
 

@@ -30,7 +30,7 @@ class Command:
     gif: int | None = None  # number of the trajectory to animate
     panel: bool = False
     follow: bool = False
-    against: Path | None = None  # the run to show at the right of the page
+    against: Path | None = None  # the run or file to show at the right of the page
 
     @property
     def shown(self) -> list[Path]:
@@ -216,8 +216,9 @@ def follow(runs: list[Path], path: Path) -> None:
 def state_of(runs: list[Path]) -> dict[Path, list]:
     """Return for each run the sizes and times of its files of trajectories, metrics and scores.
 
-    A run without trajectories or config.json gets []. New records change the result, so `follow`
-    writes the page again.
+    A run gets [] until it has both trajectories and config.json. As long as a run has [], `follow`
+    waits, unless all runs are finished. New records change the result, so `follow` writes the page
+    again.
     """
     states = {}
     for run in runs:

@@ -93,7 +93,7 @@ class Guess(Env):
         return str(self.low)
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Guess a random number, so that only RL can teach the use of the answers."""
+        """Guess a random number, so that only RL teaches the policy to use "higher" and "lower"."""
         return self.random(1, rng)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:

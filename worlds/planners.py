@@ -91,8 +91,8 @@ def lake_plans(
     This is value iteration over turns. In a turn, the player commits to a sequence q of 1 to
     `max_actions` moves. With t turns and `a` actions left, and |q| <= a:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
-    But V_t(cell, a) is at least V_{t-1}(cell, a). V_0 is 1 at the goal, FALL_VALUE in a hole, and
-    0 elsewhere.
+    But V_t(cell, a) is at least V_{t-1}(cell, a), as if the player could skip a turn. V_0 is 1 at
+    the goal, FALL_VALUE in a hole, and 0 elsewhere.
 
     Args:
         max_actions: the largest number of moves in one turn.
@@ -113,7 +113,7 @@ def lake_plans(
     plans = np.zeros((budget + 1, num_cells, budget + 1), dtype=np.int64)
     for turns_left in range(1, budget + 1):
         best = np.full_like(value, -1.0)
-        plan = plans[turns_left]  # (cell, actions left); a view of `plans`
+        plan = plans[turns_left]  # a view of `plans`; axes: cell, actions left
         for length, (codes, matrices) in enumerate(sequences, start=1):
             # axes: sequence q, cell before q, actions left after q
             expected = (matrices @ value)[:, :, : budget + 1 - length]
@@ -135,8 +135,8 @@ def move_sequences(
     Args:
         single_moves: transition matrices of the four moves, (4, cells, next cells).
     Returns:
-        For each length j: the codes (see `decode_moves`) of the 4**j sequences, (4**j,), and their
-        transition matrices, (4**j, cells, next cells).
+        For each length j: the codes of the 4**j sequences (see `decode_moves`), shape (4**j,), and
+        their transition matrices, shape (4**j, cells, next cells).
     """
     num_cells = single_moves.shape[-1]
     digits = np.arange(1, 5)

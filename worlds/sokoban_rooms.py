@@ -80,7 +80,8 @@ def reverse_play(
     Played backward, the same moves push the boxes onto the targets, so the room can be solved.
 
     A move pulls the box behind the player, if there is one. A state can be the best only if neither
-    a box nor the player is on a target. The best of these states has the largest product of
+    a box nor the player is on a target. Of the states that pass this test, the best has the largest
+    product of
     - the number of switches to another box, the first pull included, and
     - the total Manhattan distance of the boxes to their targets.
 

@@ -126,8 +126,8 @@ class Sudoku(Env):
     def greedy(self) -> str:
         """Write the first of `sure_digits`, else the lowest digit that fits the first empty cell.
 
-        If no cell is empty, write into the first cell that was not given. If no digit fits the
-        cell, write 1."""
+        If no cell is empty, write the lowest digit that fits the first cell that was not given. If
+        no digit fits the cell, write 1."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]
@@ -171,7 +171,7 @@ def sure_digits(board: Board) -> list[tuple[int, int]]:
 
 
 def clashes(board: Board, given: Board) -> list[tuple[int, int]]:
-    """Return (cell, digit) for each digit of the agent that repeats in its row, column or box."""
+    """Return (cell, digit) for the agent's digits that repeat in their row, column or box."""
     found = []
     for cell, digit in enumerate(board):
         written = digit != EMPTY and not given[cell]

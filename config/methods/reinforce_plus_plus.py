@@ -1,5 +1,5 @@
-# Extra settings for frozenlake_grpo.py: REINFORCE++ (arXiv 2501.03262). It whitens returns over the
-# batch, without critic or group baseline. KL is part of the reward.
+# Extra settings for frozenlake_grpo.py: REINFORCE++ (arXiv 2501.03262). It whitens the returns of
+# each iteration, without critic or group baseline. KL is part of the reward.
 # --estimator=reinforce_plus_plus_baseline whitens scores minus their group's mean.
 # Example:  python train.py config/frozenlake_grpo.py config/methods/reinforce_plus_plus.py
 

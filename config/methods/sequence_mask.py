@@ -1,5 +1,5 @@
 # Extra settings for any experiment: the sequence mask of arXiv 2512.02556. It drops a trajectory
-# with a negative advantage if the geometric mean of its tokens' ratios pi / pi_engine is below
+# with a negative mean advantage if the geometric mean of its tokens' ratios pi / pi_engine is below
 # 0.99. In the first optimizer step of an iteration, the mask has an effect only if engine and
 # trainer round differently.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/sequence_mask.py

@@ -4,7 +4,7 @@
 model = "Qwen/Qwen3-0.6B"
 max_response_tokens = 2048  # long, as a reply cut off in its thought has no answer
 max_context_tokens = 8192  # the thoughts of all turns stay in the context
-micro_batch_tokens = 8192  # a token has 2.1 MB of activations, so this takes 17 GB
+micro_batch_tokens = 8192  # a token has 2.1 MB of activations, so a micro-batch takes 17 GB
 max_running = 32  # a token has 115 kB of keys and values, so vLLM's cache takes 31 GB
 temperature = 0.6  # recommended by Qwen for thinking
 eval_temperature = 0.6  # Qwen warns that greedy decoding can repeat text endlessly

@@ -38,7 +38,7 @@ READING = {  # what a question asks for -> heading
     "cell": "cells",
     "next_board": "next board",
 }
-LEARNED = ("success_T0.5", "thought_true_frac_T1", *READING)  # columns of the second table
+LEARNED = ("success_T0.5", "thought_true_frac_T1", *READING)  # metrics that learning_table shows
 
 
 def main(argv: list[str]) -> None:

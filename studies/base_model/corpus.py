@@ -1,13 +1,14 @@
 """The corpus that the tiny base model is pretrained on: scripted dialogues, generated on the fly.
 
-A document is a dialogue. A pack holds the documents of one forward pass, all of one environment.
+A document is a dialogue: a drill or a game. A pack holds the documents of one forward pass, all of
+one environment.
 - A drill asks questions about a board, with right answers (drills.py).
 - A game is a dialogue as in RL, with the actions of a good or bad scripted player (tools/crowd.py;
   the bandit has a player for each arm). The thoughts in games are true. In a tenth of the packs,
   games have no thoughts.
 
-Training begins with documents of a single question. Without this easy part, a model of this size
-does not learn to read boards.
+Training begins with drills that ask one question each. Without this easy part, a model as small as
+the base model does not learn to read boards.
 
 No document starts on an evaluation or held-out board (RESERVED), not even with other symbols. The
 corpus lacks three things that test generalisation: the meanings of the Sokoban symbols in
@@ -72,7 +73,7 @@ SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 # All shares except EASY apply to the training after its easy part.
 DRILLS = 0.45  # share of grid-world packs that hold drills
 OTHER_SYMBOLS = 0.2  # share of Sokoban packs with randomly drawn symbols
-UNKNOWN_ARMS = 0.5  # share of bandits with made-up names
+UNKNOWN_ARMS = 0.5  # share of bandits whose arms have made-up names
 THINK = 0.9  # share of packs whose games have thoughts
 EASY = 0.2  # share of the training, at its start, that has only drills
 FEW_ACTIONS = 0.5  # share of games that start with a random number of actions already used
@@ -128,7 +129,8 @@ def players_of(
 ) -> dict[str, Callable[[], str]]:
     """Draw the players of an instance. Returns: name -> function that writes the next reply.
 
-    A bandit gets two players, one for each arm, because the prompt does not say which is better."""
+    A bandit gets two players, one for each arm, because the prompt does not say which arm is
+    better."""
     if episode.env.repeats:
         return {f"arm {arm}": partial(pull_arm, episode, arm) for arm in range(2)}
     player = draw_player(rng, planners)
@@ -214,7 +216,7 @@ def main(argv: list[str]) -> None:
     if options["packs"] < 1:
         raise UserError(f"packs must be 1 or more, got {options['packs']}")
     print_unread("studies.base_model.corpus", config, sources)
-    # imports torch, which takes seconds
+    # here, because tiny_model.py imports torch, which takes seconds
     from studies.base_model.tiny_model import build_tiny_tokenizer
 
     chat = Chat(build_tiny_tokenizer())

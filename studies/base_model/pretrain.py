@@ -24,7 +24,7 @@ def read_pretraining(argv: list[str]) -> tuple[SftConfig, dict[str, str]]:
 
 
 if __name__ == "__main__":
-    run_main(read_pretraining, kind=SftConfig)  # reports mistakes before the slow imports
+    run_main(read_pretraining, kind=SftConfig)  # reports wrong arguments before the slow imports
 
 from functools import partial
 from pathlib import Path

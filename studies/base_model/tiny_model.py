@@ -39,7 +39,7 @@ QWEN2_SPLIT = (
 )
 # While the merges are learned, this splits text into words, digits, "||" and cells of a grid.
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
-# Added tokens: the tags of a reply, and each digit after a space.
+# Added tokens: the tags of a reply, and " 0" to " 9", which QWEN2_SPLIT would split.
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 SPACED_DIGITS = tuple(f" {digit}" for digit in range(10))
 
@@ -73,7 +73,7 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
     )
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config)
-    with torch.no_grad():  # the head is also the embedding; scaling keeps the logits small
+    with torch.no_grad():  # scales the head, which is also the embedding, to keep the logits small
         model.lm_head.weight.mul_(0.02 / config.initializer_range)
     return model, tokenizer
 
@@ -96,7 +96,7 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Learn byte-level BPE from `environment_texts`. No token joins two words, digits or cells.
 
     The finished tokenizer uses QWEN2_SPLIT, because AutoTokenizer puts this pattern into the
-    tokenizer of every Qwen2 model. With LEARNING_SPLIT the ids would be the same.
+    tokenizer of every Qwen2 model. For `environment_texts`, LEARNING_SPLIT would give the same ids.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

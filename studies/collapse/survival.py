@@ -51,7 +51,8 @@ FAMILIES = {  # beginning of a method's name -> its line in collapse.png; the fi
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried by `fit`
-SPIKES = (3.0, 10.0)  # factors: a spike is a grad_norm > factor * median(grad_norm[:FIRST])
+# factors: after iteration FIRST, a grad_norm > factor * median(grad_norm[:FIRST]) is a spike
+SPIKES = (3.0, 10.0)
 
 FOLDER = Path("studies/collapse")
 Row = dict  # the record of one run, see studies/runs.py

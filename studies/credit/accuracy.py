@@ -1,8 +1,8 @@
 """Measure how well the credit of an advantage estimator agrees with the true advantages of turns.
 
-The credit of a turn is the mean advantage that the estimator gives its tokens. All games together
-have K turns. studies/credit/play.py continues each game m times from the state before each turn,
-and m times after the turn's reply:
+The credit of a turn is the mean advantage that the estimator gives the tokens of the turn. All
+games together have K turns. studies/credit/play.py continues each game m times from the state
+before each turn, and m times after the turn's reply:
 
     estimated true advantage = mean return after the reply - mean return from the state before it
 
@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # the sign of an advantage is known if abs(advantage) > DECIDED * standard error
+DECIDED = 2.0  # an advantage's sign counts as known if abs(advantage) > DECIDED * standard error
 # studies/credit/README.md defines these measures; HEADINGS in report.py has their table headings
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
@@ -65,8 +65,9 @@ class Truth:
         """The expected rank correlation of the estimated advantages with estimates from as many new
         draws.
 
-        The formula of Spearman and Brown predicts this correlation from that of two estimates, each
-        from half of the draws. The result is NaN if the two estimates do not correlate positively.
+        The formula of Spearman and Brown predicts this correlation from the rank correlation of two
+        sets of estimates, each from half of the draws. The result is NaN if the two sets do not
+        correlate positively.
         """
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
@@ -74,7 +75,9 @@ class Truth:
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """The approximate rank correlation of exact with estimated advantages, or NaN."""
+        """The approximate rank correlation of exact with estimated advantages.
+
+        NaN if `rank_reliability` is NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
@@ -98,10 +101,9 @@ def measure(
 ) -> dict[str, list[float]]:
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
-    Args: credits: (K,). alternatives: (K,) the credit of each turn in another continuation of its
-        game, which goes on differently after the turn's reply. reference: (K,) credits of GRPO, for
-        the measure "gain". games: (K,) index of each turn's game. clusters: (K,) index of each
-        turn's board.
+    Args: credits: (K,). alternatives: (K,) the credit of each turn if its game goes on differently
+        after the turn's reply. reference: (K,) credits of GRPO, for the measure "gain". games: (K,)
+        index of each turn's game. clusters: (K,) index of each turn's board.
     """
 
     def compute(mask: ndarray) -> ndarray:

@@ -16,8 +16,8 @@ from support.settings_history import read_earlier
 
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
-    # number of continuations from the state before each turn, and the same number from the state
-    # after the reply of the turn
+    # number of continuations from the state before each turn; the same number of other
+    # continuations repeat the turn's reply first
     "draws": 16,
     "out": "out/credit",
 }
@@ -62,8 +62,9 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 def _check_pools(runs: dict[str, Config]) -> None:
     """Raise UserError if two runs with the same environment and estimator have the same seed, or
-    differ in another setting. The report averages runs with the same environment and estimator,
-    because it takes them for seeds of one method."""
+    differ in another setting. The check ignores WITHOUT_EFFECT (support/seed_groups.py) and
+    settings that `_credit_settings` replaces. The report averages runs with one environment and
+    estimator as seeds of a method."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])

@@ -109,7 +109,7 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
 
 
 def read_case(path: Path, settings: dict) -> dict | None:
-    """Read the file that an earlier call wrote; None if there is no file.
+    """Read the file that an earlier call of this script wrote; None if there is no file.
 
     Raises: UserError if the earlier call had other settings."""
     if not path.is_file():

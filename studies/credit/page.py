@@ -59,7 +59,7 @@ class Result(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-    """Fill the tables of PAGE. Raises: UserError if runs or their credit are missing."""
+    """Fill the tables of PAGE. Raises: UserError if a run or an estimator's accuracy is missing."""
     refuse_arguments(argv)
     summaries = read_json(CREDIT, SUMMARIES)
     curves = rows_of(EXPERIMENTS["credit"].curves, "tiny")

@@ -148,8 +148,8 @@ def play_groups(player: Player, num_groups: int, group_size: int) -> list[Record
 class Continuations:
     """The undiscounted returns of games that were continued from each of K turns."""
 
-    before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
-    reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
+    before: np.ndarray  # (K, m) returns: m games go on from the state before each turn
+    reply: np.ndarray  # (K, m) returns: m games repeat each turn's reply, then go on
     alternatives: list[RecordedGame]  # the K games whose returns are reply[:, 0]
 
 

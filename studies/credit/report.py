@@ -1,8 +1,8 @@
 """Write tables and a picture of how accurate the credit of each estimator is.
 
 The credit of a turn is the mean advantage of its tokens. A case (dict) holds what measure.py
-measured at one checkpoint of a run. The tables show means over seeds. The intervals cover the
-choice of boards and the choice of seeds.
+measured at one checkpoint of a run. The tables show means over seeds. The 95 % intervals account
+for the choice of boards and, if there are several seeds, for the choice of seeds.
 """
 
 import json
@@ -27,7 +27,7 @@ from tools.plotting.tables import markdown
 
 OPTIMAL = "optimal play"
 REFERENCE = "GRPO"  # the tables subtract GRPO's rank correlation from that of each estimator
-HEADINGS = {  # key in `Numbers` -> heading of its column
+HEADINGS = {  # measure -> heading of its column in the tables
     "rank": "rank correlation",
     "gain": "less GRPO's",
     "rank_raw": "not corrected",
@@ -95,7 +95,7 @@ def without_nan(value):
 
 
 def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
-    """Measure the cases (checkpoints of runs), and average those that differ only in the seed."""
+    """Compute facts and measures of each case, and average cases that differ only in the seed."""
     pools: dict[tuple, list[dict]] = {}
     for case in cases:
         key = (case["env"], case["estimator"], case["label"])
@@ -167,7 +167,8 @@ def pool_seeds(estimators: Sequence[dict[str, Numbers]]) -> dict[str, Numbers]:
 def pool_numbers(seeds: Sequence[Numbers]) -> Numbers:
     """Return measure -> [mean over seeds, half-width of the mean's 95 % interval].
 
-    The interval covers the choice of boards and the choice of seeds."""
+    The interval accounts for the choice of boards and, if there are several seeds, for the choice
+    of seeds."""
     pooled = {}
     for name in seeds[0]:
         values = np.array([seed[name][0] for seed in seeds])

@@ -317,8 +317,8 @@ def test_reply_value_averages_over_slips():
     env.size, env.holes, env.goal, env.player = 2, frozenset([2]), 1, 0
     env.num_actions = 0
     # Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with 0.1. Three
-    # turns are left after this turn. The value of cell 0 is then 0.892, like slippery[3, 0, 3] in
-    # the first test of optimal play.
+    # turns are left after this turn. With three turns left, the value of cell 0 is 0.892:
+    # test_values_of_the_lake_are_those_of_the_best_sequences derives this value.
     assert reply_value(episode, ["right"]) == pytest.approx(0.8 + 0.1 * 0.892)
     assert reply_value(episode, ["fly"]) == pytest.approx(0.892)
 
@@ -386,8 +386,8 @@ def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
 
 
 def test_the_noise_of_the_truth_is_known():
-    """The noise has the variance 2 * 0.5^2 / 16 = 0.03125, the true advantages have 0.3^2 = 0.09.
-    So the reliability is 0.09 / (0.09 + 0.03125) = 0.742."""
+    """The variance of the noise is 2 * 0.5^2 / 16 = 0.03125. The variance of the true advantages is
+    0.3^2 = 0.09. So the reliability is 0.09 / (0.09 + 0.03125) = 0.742."""
     _, truth = simulate(np.random.default_rng(0), num_turns=4000)
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)
     assert truth.spread() == pytest.approx(0.09, rel=0.06)
@@ -399,7 +399,7 @@ def test_the_noise_of_the_truth_is_known():
 
 
 def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
-    """If credit is the true advantage plus noise of equal variance, `rank` is about 0.69."""
+    """Credit is the true advantage plus noise of the same variance, so `rank` is about 0.69."""
     for draws in (4, 16, 64):
         rng = np.random.default_rng(1)
         advantages, truth = simulate(rng, num_turns=4000, draws=draws)

@@ -102,7 +102,8 @@ def test_credits_are_those_that_train_would_use(played, name):
     experience = train.build_experience(learner, trajectories)
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
-    if "reward_density" in settings:  # `credits_of` expects native rewards and converts them
+    if "reward_density" in settings:
+        # `credits_of` applies the reward density itself, so it must get games with native rewards.
         density = settings["reward_density"]
         native_learner, native_games, _ = played(settings["estimator"], turn_level=True)
         shaped_scores = [shaped(game, density).score for game in native_games]
@@ -130,8 +131,8 @@ def test_critic_estimators_need_a_critic(played):
 
 def test_alternatives_replace_one_turn_of_a_group_at_a_time(played):
     """GRPO compares only games of one group, so replacing a game changes no credit in other groups.
-    So `credits_of_alternatives` may replace one game in each group before it calls `credits_of`. It
-    does this for all estimators, not only for GRPO."""
+    So `credits_of_alternatives` may replace one game in each group before it calls `credits_of`.
+    The function replaces games in this way for all estimators, not only for GRPO."""
     learner, games, player = played("gae")
     alternatives = monte_carlo(player, games, 2).alternatives
     settings = ESTIMATORS["GRPO by turn"]

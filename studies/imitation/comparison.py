@@ -109,7 +109,7 @@ def methods_of(
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
     """Return StarPO-S, GiGPO and SAMPO, as name of the row in table.md -> method.
 
-    The numbers of iterations were meant to give a run about the CPU time of PPO. In
+    We chose the numbers of iterations to make each run take about as much CPU time as PPO. In
     table.md these runs take 0.9 to 1.4 times the CPU time of PPO.
 
     Args:
@@ -157,8 +157,8 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
 
 
 # Settings of RL in Sokoban, except for StarPO-S. Sokoban's games are longer than FrozenLake's, so
-# an iteration has 16 groups instead of 32. Sokoban's rewards are ten times FrozenLake's, so the
-# format penalty is -1.0 instead of -0.1.
+# an iteration has 16 groups instead of 32. The reward for a win is 10 in Sokoban and 1 in
+# FrozenLake, so the format penalty is -1.0 instead of -0.1.
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
@@ -255,9 +255,10 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Make the missing rows of a world: train the methods without a row, and play the games.
+    """Make the missing rows of a world: train a model for each missing row of a method, and play
+    the games.
 
-    Args: only: the name of a row, or a part of the names of several rows; "" chooses all rows.
+    Args: only: the name of a row, or a text that the chosen rows' names contain; "" chooses all.
     Raises: UserError if `only` matches no row."""
     world = WORLDS[name]
     known = ("players", BASE, *world.methods)
@@ -276,8 +277,10 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
 
 
 def run_method(world: World, method: Method, seed: int) -> dict:
-    """Train a model and play its games. Returns: commands, settings, costs, wins by prompt.
+    """Train a model by a method, and let the model play the fixed prompts.
 
+    Returns: the commands, the settings of the last command, the costs, and the number of games won
+        on each prompt.
     Raises: UserError if a training command fails."""
     commands = []
     if method.curve.sft:
@@ -372,8 +375,8 @@ def write_row(world: str, method: str, seed: int, row: dict, commit: str | None)
 
 
 def read_row(world: str, method: str, seed: int) -> dict | None:
-    """Read a row from its JSON file. Return None if the file is missing, or if the row was made
-    with other weights in base/."""
+    """Read a row from its JSON file. Return None if the file is missing, or if base/ had other
+    weights when the row was made."""
     path = row_path(world, method, seed)
     if not path.exists():
         return None
@@ -408,7 +411,7 @@ def recorded(name: str) -> str:
 
 
 def world_lines(name: str) -> list[str]:
-    """Return a Markdown table of all recorded rows of a world; [] if there are none."""
+    """Return the lines of a Markdown table of a world's recorded rows; [] if no row is recorded."""
     world = WORLDS[name]
     rates = rates_of(name)
     if not rates:
@@ -457,15 +460,15 @@ def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
 INTRODUCTION = f"""\
 # RL against imitation
 
-Every row plays the same 256 fixed prompts {SAMPLES} times, with the same noise. Success is in %,
-with a 95 % interval over prompts and seeds. If the results of the seeds differ, parentheses hold
-them. Differences are paired by prompt. If two rows have different numbers of seeds, the second row
-enters the difference with the mean of its seeds. Then the interval does not cover the spread of
-these seeds. Policies sample at T=0.5. CPU-s are the CPU time of training, without evaluations. The
-rows whose names begin with "crowd" are scripted players. They also play the games in the corpus of
-the base model ([base_model](../base_model/README.md)). There, random actions replace those of the
-player in some turns; here they do not. The number of actions that a player names in a turn is
-random."""
+Every row plays the same 256 fixed prompts {SAMPLES} times. Game k on a prompt has the same random
+numbers for slips in every row. Success is in %, with a 95 % interval over prompts and seeds. If the
+results of the seeds differ, parentheses hold them. Differences are paired by prompt. If the two
+rows of a difference have different numbers of seeds, the second row enters with the mean of its
+seeds, and the interval does not cover the spread of these seeds. Policies sample at T=0.5. CPU-s
+are the CPU time of training, without evaluations. The rows whose names begin with "crowd" are
+scripted players, which name a random number of actions in each turn. The corpus of the base model
+([base_model](../base_model/README.md)) has games of the same players, but there random actions
+replace those of the player in some turns."""
 
 
 if __name__ == "__main__":

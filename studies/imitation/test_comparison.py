@@ -65,8 +65,8 @@ def test_a_row_is_trained_and_played_once(lab):
     trained = [call for call in lab if not call.startswith("--")]
     assert trained[0] == sft
     assert trained[1] == "train.py config/frozenlake_ppo.py config/models/tiny.py --seed=0"
-    # "SFT, then PPO" begins with the same command. In a real run, tools.sft then finds the last
-    # checkpoint and trains no further step.
+    # The row "SFT, then PPO" begins with the SFT command of the row "SFT". In a real run, tools.sft
+    # then finds the last checkpoint and trains no further step.
     assert trained[2] == sft
     assert "--learning_rate=0.5" in trained[3] and "--model=out/runs/sft-" in trained[3]
     played = [call for call in lab if call.startswith("--")]

@@ -81,9 +81,9 @@ def chance_of_possible(num_numbers: int, num_turns: int) -> float:
     Args: num_numbers: how many numbers are still possible. num_turns: guesses left."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
-    wins = 0.0  # expected wins if each first guess meets each hidden number once
+    wins = 0.0  # expected wins in one game for each pair of first guess and hidden number
     for guess in range(1, num_numbers + 1):
-        wins += 1  # the hidden number is the guess
+        wins += 1  # the game whose hidden number is the guess
         for rest in (guess - 1, num_numbers - guess):  # numbers left after "lower" and "higher"
             wins += rest * chance_of_possible(rest, num_turns - 1)
     return wins / num_numbers**2

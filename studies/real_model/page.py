@@ -52,7 +52,7 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-GAMES = {  # environment -> its arms in the table; of two arms, the second is better
+GAMES = {  # environment -> its cell in the column "arms"; of two arms, the second is better
     "bandit:pair=phoenix": "Phoenix, Dragon",
     "bandit:pair=engineer": "Engineer, Teacher",
     "bandit:pair=trader": "Trader, Librarian",
@@ -160,8 +160,8 @@ def fall_of(row: Row) -> int | None:
 def last_good_iteration(row: Row) -> int:
     """Return the last iteration at which a sign can begin and still predict the fall of a run.
 
-    If the run falls by a loss of the form, this is the iteration before the loss. If the run falls
-    by a collapse, this is the iteration of the last evaluation before the collapse."""
+    If the fall is a loss of the form, return the iteration before the loss. If the fall is a
+    collapse, return the iteration of the last evaluation before the collapse."""
     if fall_of(row) == form_loss(row):
         return form_loss(row) - 1
     return last_good_evaluation(row)

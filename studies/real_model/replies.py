@@ -46,13 +46,14 @@ def records_by_step(folder: Path) -> dict[int, list[dict]]:
 
 
 def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, int]:
-    """Return three recorded iterations: the first, the earliest of best success, and the last."""
+    """Return three recorded iterations: the first, the earliest with best success, and the last."""
     best = max(recorded, key=lambda step: rows[step]["success"])
     return recorded[0], best, recorded[-1]
 
 
 def spread_out(records: Sequence[dict], count: int) -> list[dict]:
-    """Return up to `count` evenly spaced records, because neighbours often belong to one group."""
+    """Return up to `count` records, evenly spaced to show several groups: neighbouring records
+    often belong to one group."""
     distance = max(1, len(records) // count)
     return list(records[::distance][:count])
 

@@ -53,15 +53,17 @@ def test_a_run_in_one_line():
 
 def test_a_run_loses_the_form_of_replies():
     valid = [1.0] * 10
-    valid += [0.25, 0.25, 0.5]  # 0.5 is not below page.LOST, so the form is lost later
+    valid += [0.25, 0.25, 0.5]  # 0.5 is not below page.LOST, so the loss begins after it
     valid += [0.25] * 7
     row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
     row["series"]["valid_frac"] = valid
     *_, line = page.run_lines({"bandit StarPO": [row]})
     assert line == "| StarPO | 0 | 50 | 100 at 5 | no | 14 | 100 at 20 | 41 |"
-    # The median reply length of iterations 10 to 12 is 60. From 14 on, most replies are invalid.
+    # The median reply length of iterations 10 to 12 is 60, three times the first level. From
+    # iteration 14 on, most replies are invalid.
     assert page.sign_cell(row, page.SIGNS["replies grow by half"]) == "12: 2 before"
-    # A run loses the form only if at least five iterations (page.LAST) are below page.LOST.
+    # A run loses the form only if the share of valid replies is below page.LOST in at least its
+    # last five iterations (page.LAST).
     row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4
     assert page.form_loss(row) is None
 
@@ -170,7 +172,7 @@ def test_a_player_that_guesses_what_is_possible():
     # With three numbers and two turns, a player that first guesses 2 wins all games. A player that
     # first guesses 1 or 3 wins 2/3 of the games.
     assert guess.chance_of_possible(3, 2) == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
-    assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # the number in README
+    assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # as in README.md
     assert guess.chance_of_possible(15, 15) == pytest.approx(1.0)
 
 

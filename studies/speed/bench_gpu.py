@@ -175,7 +175,7 @@ def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
 
 
 def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> float:
-    """Count the FLOP of forward and backward.
+    """Count the FLOP of one forward and backward pass on `batch`.
 
     A weight costs 6 FLOP a token (the head for sampled tokens only). Attention costs 12 x layers x
     width FLOP for each key that a query sees.
@@ -244,7 +244,10 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
 
 
 def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
-    """Time the torch engine on two turns of all trajectories. `config` sets only the dtype."""
+    """Time the torch engine on two turns. `config` sets only the dtype.
+
+    The number of trajectories and the lengths of prompts are those of workload W2.
+    """
     sizes = sizes_for(device)
     num_rows = sizes.num_groups * sizes.group_size
     config = load_config(

@@ -75,7 +75,7 @@ def bandit_prompt(config: Config) -> list[dict[str, str]]:
 
 
 def time_training(trainer) -> dict[str, float]:
-    """Return seconds per iteration, including 1 % for the set-up inside `trainer.train()`."""
+    """Return seconds per iteration, of which 1 % is the set-up inside `trainer.train()`."""
     timer = Timer()
     trainer.train()
     timer.stop()
@@ -88,10 +88,10 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Time iterations of train.py at growing numbers of trajectories, turns and ranks.
 
-    Fit an exponent to each of the three: the slope of log CPU time over log size, without the
-    smallest size (for ranks: log wall time, both sizes). Turns are measured on Sokoban. Its replies
-    are cut at 24 tokens, because the base model writes longer replies in late turns. `config` has
-    no effect.
+    The exponent of trajectories or turns is the slope of log CPU time over log number, without the
+    smallest number. The exponent of ranks is the slope of log wall time from 1 to 2 ranks. Turns
+    are measured on Sokoban. Replies on Sokoban are cut at 24 tokens, because the tiny base model
+    writes longer replies in late turns. `config` has no effect.
     """
     lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]

@@ -105,7 +105,8 @@ class Batch:
         return torch.tensor(values)  # (R,)
 
     def loss(self, indices: list[int], logprobs: Tensor) -> Tensor:
-        """Return the clipped policy loss, divided by the tokens of the whole batch."""
+        """Return the clipped policy loss: its sum over the response tokens of the trajectories
+        `indices`, divided by the number of response tokens in the whole batch."""
         lengths = [trajectory.num_response_tokens for trajectory in self.part(indices)]
         advantages = self.advantages[indices].repeat_interleave(torch.tensor(lengths))  # (R,)
         loss, *_ = ppo_loss(
@@ -133,8 +134,8 @@ def forward_backward(
 
 
 def check_results(results: dict[str, dict[str, float]]) -> None:
-    """Raise UserError if loss or gradient norm of a variant differs from the first by TOLERANCE or
-    more."""
+    """Raise UserError if loss or gradient norm of a variant differs from that of the first variant
+    by TOLERANCE or more."""
     expected = next(iter(results.values()))
     for found in results.values():
         loss_error = abs(found["loss"] - expected["loss"])

@@ -386,8 +386,8 @@ def load_or_build(config: Config, device: torch.device):
 
 
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
-    """Return settings of PPO on FrozenLake for a model with random weights. On a CPU, groups,
-    batches and games are small.
+    """Return settings of PPO on FrozenLake for a model with random weights. On a CPU, groups and
+    batches are small, games have few turns, and replies are short.
 
     Without filter_zero_std, the filter would drop all groups, because in each group all scores are
     equal."""

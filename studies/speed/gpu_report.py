@@ -41,7 +41,7 @@ NOT_MEASURED = "not measured"
 
 
 class Piece(NamedTuple):
-    """A group of cases."""
+    """A group of measurements (cases)."""
 
     name: str
     title: str
@@ -101,7 +101,8 @@ class Results:
         self.read()
 
     def read(self) -> None:
-        """Read the file again, because other processes add lines to it."""
+        """Read the file. run_once calls this again after each process, because a process adds lines
+        to the file."""
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         for line in lines:
             row = json.loads(line)
@@ -140,7 +141,8 @@ def chosen_pieces(names: str) -> list[Piece]:
 def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
     """Return the pieces that are not done, the failed ones last.
 
-    A failed `environment` keeps its place, because on a broken device all later pieces would fail.
+    The piece `environment` keeps its place even if it failed, because on a broken device all later
+    pieces would fail.
     """
     states = {piece: results.state(piece.name) for piece in pieces}
     open_pieces = [piece for piece in pieces if states[piece] != "done"]

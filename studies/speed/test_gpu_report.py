@@ -102,8 +102,8 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
 
 
 def test_a_process_may_end_its_own_processes(tmp_path, monkeypatch):
-    """On SIGTERM, torchrun ends its ranks. run_process cannot end the ranks, because they are in
-    other process groups."""
+    """The script acts like torchrun, which ends its ranks on SIGTERM. run_process cannot end the
+    ranks, because they are in other process groups."""
     script = """
 import signal, subprocess, sys, time
 rank = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -283,8 +283,8 @@ def test_metrics_that_differ_are_said_in_words():
 def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
-    # The packed batch has 2 tokens, then 3 tokens that also see the first 2. For n neighbours whose
-    # last token sees k keys, flop_of counts n * (k - n/2) keys:
+    # The packed batch has 2 tokens, then 3 tokens that also see the first 2. For n neighbouring
+    # tokens, the last of which sees k keys, flop_of counts n * (k - n/2) keys:
     # 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5.
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
@@ -300,7 +300,7 @@ def test_the_workloads_have_the_sizes_that_the_page_says():
         assert {t.num_response_tokens for t in trajectories} == {750}
         assert total == 400 + 4 * later + 5 * 150
         first = [trajectory.first_prompt_ids for trajectory in trajectories]
-        assert first[0] == first[15] != first[16]  # 16 share a first prompt
+        assert first[0] == first[15] != first[16]  # 16 trajectories share a first prompt
 
 
 def test_an_update_is_that_of_its_case():

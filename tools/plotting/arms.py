@@ -66,10 +66,11 @@ class TrainedRun:
 
 @dataclass(frozen=True)
 class Arm:
-    """The runs of one method: only seeds and settings that do not change training differ."""
+    """The runs of one method: they differ only in the seed and in settings that do not
+    change training."""
 
     name: str
-    runs: list[TrainedRun]  # in the order of their seeds
+    runs: list[TrainedRun]  # `make_arms` sorts them by seed, `arms_by_method` does not
 
     def seeds(self) -> list[int]:
         return [run.config.seed for run in self.runs]
@@ -141,7 +142,7 @@ def read_code_diff(folder: Path, commit: str) -> str | None:
 def check_metrics(folder: Path) -> None:
     """Compare metrics.jsonl with its checksum in the newest checkpoint.
 
-    Raises: UserError if the file differs."""
+    Raises: UserError if the lines up to this checkpoint do not match the checksum."""
     checkpoints = sorted(folder.glob(CHECKPOINTS))
     if checkpoints and "metrics.jsonl" in changed_logs(folder, checkpoints[-1]):
         raise UserError(
@@ -203,8 +204,8 @@ def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
 
 
 def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
-    """Name each arm after the folder of its first run, without _s<seed>. If two names are equal,
-    all names become PARENT/NAME."""
+    """Name each arm after the folder of its first run, without _s<seed>. If two names are equal
+    or a name is empty, all names become PARENT/NAME."""
     paths = []
     for runs in runs_of:
         path = runs[0].folder.resolve()

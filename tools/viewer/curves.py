@@ -160,9 +160,9 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Return name -> successes on `env`, for names with equal successes in all finished runs.
+    """Return name -> successes on `env`, for policies and players with equal successes in all runs.
 
-    Most of these are names of reference players."""
+    Runs without scores on `env` are left out. Most names are those of reference players."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
     for name, wins in (players[0] if players else {}).items():
@@ -176,7 +176,7 @@ def shared_players(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def draw_warning_panel(runs: Sequence[Path], *paths: Path) -> None:
-    """Plot PANEL_METRICS, with a dashed line at each sign of collapse.
+    """Plot PANEL_METRICS, with a dashed line where a sign of collapse begins.
 
     Thin lines are single iterations, thick lines are moving averages. The metrics are those of
     figure 6 of https://arxiv.org/abs/2504.20073.
@@ -214,7 +214,7 @@ def draw_metric(axes: Axes, metric: str, rows: list[dict], look: dict) -> None:
 
 
 def find_signs(rows: list[dict]) -> list[tuple[int, str]]:
-    """Return (iteration, text) of each sign of collapse in the rows of metrics.jsonl."""
+    """Return (iteration, text) for each sign of collapse that begins in rows of metrics.jsonl."""
     signs = []
     for i, row in enumerate(rows):
         for text in new_warnings(rows[: i + 1]):

@@ -55,7 +55,7 @@ RANKED_BY = {  # value of the setting filter_by -> by what the filter ranks grou
     "length": "its mean length",
 }
 NOT_IN_FORM = "The reply was not in the required form."
-REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # the next user message begins with it
+REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # a report on a reply begins with this sentence
 SHOWN_OUTSIDE = 40  # at most this many characters outside of a reply's tags are quoted
 
 
@@ -138,7 +138,10 @@ def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
 
 
 def read_file(path: Path) -> list[tuple[dict, str | None]]:
-    """Return the trajectories of a file, each with the name of its policy (None for training).
+    """Return the trajectories of a file, each with the name of its policy.
+
+    The name is None for a trajectory of training, and "recorded" if the file does not name the
+    policy.
 
     Raises: UserError if there are no trajectories, or if a line is no trajectory."""
     shape = {"policy": (str, ...), "step": (int, ...), "group": (int, ...), **TRAJECTORY}

@@ -1,4 +1,4 @@
-"""Draw the boards of FrozenLake and Sokoban, for the page and the GIFs of tools/view.py.
+"""The boards of FrozenLake and Sokoban as shapes, for the page and the GIFs of tools/view.py.
 
 A cell is a stack of layers, and a layer is a list of shapes. A cell has width and height 1. In a
 cell, the point (0, 0) is the upper left corner, and y grows downwards.
@@ -129,7 +129,7 @@ class Message(NamedTuple):
 
     report: str  # on the previous turn
     budget: str  # turns and actions that are left
-    board: str  # the first lines (after the header, if any) of one length, with only board symbols
+    board: str  # first lines of the observation, of equal length and with only board symbols
     text: str  # everything after the board
 
 
@@ -175,7 +175,7 @@ def draw_board(axes: Axes, board: str, cells: Mapping[str, tuple[str, ...]]) -> 
     """Draw a board in the light theme.
 
     Args:
-        axes: the function sets its limits to the board, with a unit square for each cell.
+        axes: the function sets the limits of the axes to the board; each cell is a unit square.
         board: lines of symbols.
         cells: from `cells_of`.
     """

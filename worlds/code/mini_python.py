@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MAX_STEPS = 200  # steps of a call; the correct functions of `repair.py` take at most 64
+MAX_STEPS = 200  # steps in a run of a program; the right code in `repair.LIBRARY` takes at most 64
 MAX_NUMBER = 10**6  # largest absolute value that an operator or a function may give
 MAX_LENGTH = 64  # numbers in a list
 
@@ -121,7 +121,7 @@ class Program:
 
     def __init__(self):
         self.names = {}  # name -> value
-        self.steps = 0  # statements and operations executed so far in this call
+        self.steps = 0  # executed statements and operations; `interpret` sets 0 for each argument
 
     def count_step(self) -> None:
         """Count one step. Each loop iteration has at least one step, so MAX_STEPS ends all loops.

@@ -133,7 +133,7 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
     unshare = ["unshare", "-mnpiuf", "--kill-child"]
     user = ""
     if os.geteuid() == 0:
-        # a user id that most likely owns no other folder
+        # ISOLATE gives `folder` to this user id, which most likely owns no other folder
         user = str(2**15 + os.stat(folder).st_ino % 2**14)
     else:
         unshare.append("-Ur")
@@ -226,7 +226,9 @@ def _is_real_folder(path: str) -> bool:
 
 
 def check_size(folder: str, *, finished: bool) -> None:
-    """Check the number of files and bytes in a folder, without recursion.
+    """Check the number of files and bytes in a folder and its subfolders.
+
+    The function does not recurse, because a command can make a thousand nested folders.
 
     Args: finished: True if no command runs any more. If True, make unreadable folders readable,
         to count what they hold.

@@ -50,8 +50,8 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
 NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # a file that a patch adds or changes
 
-# `archive_commit` runs `git archive` with these limits and settings. The settings keep git from
-# reading the configuration of the machine and of the user.
+# `archive_commit` runs `git archive` with these limits and settings. The first three settings keep
+# git from reading the configuration of the machine and of the user.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",

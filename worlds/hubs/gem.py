@@ -66,7 +66,8 @@ class Gem(Hub):
         self.note = "" if self.board else "The game begins."
         if self.has_fixed_rules:
             return self.board
-        return BOXED.sub("", instructions) + self.board  # without the random example actions
+        # GEM puts random example actions in \boxed{}. Without them, equal games have equal texts.
+        return BOXED.sub("", instructions) + self.board
 
     def _start(self, instance: tuple) -> None:
         _, seed, _ = instance
@@ -266,7 +267,9 @@ def plan_towers(game: Any) -> list[str]:
 
 
 def plan_tiles(game: Any) -> list[str]:
-    """Return a shortest solution; [] if none is found. Half of the boards have no solution."""
+    """Return a shortest solution; [] if none is found.
+
+    In gem-llm 0.1.0, half of the boards of FifteenPuzzle have no solution."""
     size = game.num_rows
     sources = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
 
@@ -381,7 +384,7 @@ def plan_letters(game: Any) -> list[str]:
 
 
 class Kind(NamedTuple):
-    """How `Gem` reads and plays the games of a kind."""
+    """The actions of a kind of games, and the players (random and reference) of these games."""
 
     pattern: re.Pattern  # matches the actions that the game can read, in lower case
     random: Callable[[Any, np.random.Generator], str]

@@ -19,8 +19,8 @@ from envs import Move, make_env, show
 from worlds.hubs.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text.base import require_package
 
-# In rendered text, a background colour marks the player's cell. `_describe` puts the cell in [ ]
-# instead.
+# In the rendered text of FrozenLake and Taxi, a background colour marks the player's cell.
+# `_describe` puts the cell in [ ] instead.
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the line in which a renderer shows the last action
@@ -32,8 +32,8 @@ SUCCESSES = ("reward", "end", "limit")
 class Known(NamedTuple):
     """Texts and settings of an environment that needs no options.
 
-    The fields `names`, `values` and `success` are defaults of the options of `Gymnasium` with these
-    names.
+    The fields `names`, `values` and `success` are the defaults of the options of the same names
+    in `Gymnasium`.
     """
 
     names: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ class Gymnasium(Hub):
         )
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return the best actions (`best_actions`), up to the first one with a random outcome."""
+        """Return the best actions (`best_actions`); stop after one with a random outcome."""
         transitions = vars(self.game.unwrapped).get("P")
         if transitions is None:
             raise UserError(f"gymnasium:{self.name} has no reference player but random")

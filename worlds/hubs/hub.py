@@ -37,7 +37,7 @@ class Isolation:
         self.seed(0)
 
     def seed(self, seed: int) -> None:
-        """Make the next `run` seed the hub's random generators (0 <= seed < 2**32)."""
+        """Seed the hub's random generators at the next `run` (0 <= seed < 2**32)."""
         self.new_seed = seed
 
     def _enter(self) -> None:
@@ -76,8 +76,8 @@ class Hub(Env):
 
     The option `splits` says how games of training and evaluation differ. With `splits=seen` no
     training game has the first observation of an evaluation game, unless too few first observations
-    exist (`has_few_starts`). With `splits=seed` only the seeds differ. Games that start slowly use
-    `splits=seed`, because `draw` then need not begin a game.
+    exist (`has_few_starts`). With `splits=seed` the seeds differ, but first observations may be
+    equal. Games that start slowly use `splits=seed`, because `draw` then need not begin a game.
 
     A subclass defines `begin`, and calls it in `_start`.
     """

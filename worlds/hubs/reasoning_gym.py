@@ -27,8 +27,8 @@ from worlds.text.base import require_package
 
 DATASET_SIZE = 2**20  # questions in a dataset; a dataset in ONE_BY_ONE has 1
 MAX_CHARACTERS = 10_000  # of an answer
-# Datasets that need more than 20 ms of CPU time per question. Their games have splits=seed, because
-# drawing a game then makes no question (see `Hub`).
+# Datasets that need more than 20 ms of CPU time per question. Their games have splits=seed, so that
+# `Hub.draw` makes no question.
 SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
@@ -47,7 +47,7 @@ REFUSED = {  # dataset -> why it cannot be used, or what to use instead
     "codeio": "it runs programs that nobody has checked",
     "composite": "mix environments with --env='rg:A + rg:B' instead",
 }
-# These datasets pass the answer to eval(), which the adapter replaces by ast.literal_eval.
+# These datasets pass the answer to eval(), which `make_dataset` replaces by ast.literal_eval.
 WITH_LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
 # These datasets pass the answer to sympy's parser, which runs Python. So `harmless` checks the
 # answer first.
@@ -151,7 +151,9 @@ class ReasoningGym(Hub):
             return 0.0
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return [ANSWER], the dataset's or one in the question's metadata; [] if none scores 1."""
+        """Return a list of one answer that scores 1; [] if none is known.
+
+        The answer is the dataset's own, or one in the metadata of the question."""
         metadata = self.entry.get("metadata", {})
         for value in (self.entry["answer"], *map(metadata.get, SOLUTIONS)):
             if value is not None:

@@ -223,7 +223,7 @@ def _types(places: list[str], things: list[str]) -> tuple[list[str], list[str]]:
     """Return the PDDL objects and facts for the player, its first location and all types."""
     place_types = {f"{kind_of(place)}Type" for place in places}
     thing_types = {f"{kind_of(thing)}Type" for thing in things}
-    # the PDDL domain mentions these types, so every room must declare them
+    # the PDDL domain mentions the five types added here, so every room must declare them
     declared_places = place_types | {"sinkbasinType", "microwaveType", "fridgeType"}
     declared_things = thing_types | {"knifeType", "butterknifeType"}
     objects = ["agent1 - agent", "spot0 - location"]

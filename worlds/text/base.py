@@ -55,7 +55,7 @@ class World(Env):
         Args:
             task: the text that begins every observation.
             final_command: the last command of a solution, or the aim of the task. The greedy player
-                prefers commands that share words with this text.
+                prefers commands that share words with `final_command`.
         """
         self.task = task
         self.final_words = set(final_command.split())

@@ -165,9 +165,10 @@ def read_steps(value: object) -> tuple[str, ...]:
 
 
 def read_name(value: object, key: str) -> str:
-    """Read a name that a search can find.
+    """Read the name of an item or the title of a passage.
 
-    Raises: ValueError if the name has no letter, digit or _."""
+    Raises: ValueError if `read_call_text` refuses the name, or if the name has no letter, digit
+        or _, because a search for it finds nothing."""
     name = read_call_text(value, key, MAX_NAME)
     if not words_of(name):
         raise ValueError(f"{key} {name!r} has no letter and no digit")

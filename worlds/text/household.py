@@ -60,7 +60,10 @@ START = "the middle of the room"
 
 
 class Household(World):
-    """A room with numbered places. The player sees one place and carries at most one thing."""
+    """A room with numbered places.
+
+    The player sees only the things at its own place, and carries at most one thing.
+    """
 
     def __init__(self, *, task: str = "all", things: int = 8, show: str = "none", **common):
         super().__init__(show=show, **common)
@@ -172,7 +175,8 @@ class Household(World):
 
         `World.search` passes these things and places to `effects` as `only`.
 
-        If several target places are in the same state, such as closed, the first is enough."""
+        If several target places are in the same state, such as closed, the set has the first one
+        and those with a wanted thing. A shortest plan seldom needs the other target places."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
@@ -186,9 +190,9 @@ class Household(World):
         """Return the share of the task's steps that are done, 0..1.
 
         The steps are to hold the thing, to clean, heat or cool it if the task says so, and to store
-        it in the target. A stored thing counts as held. The task `two` has these steps for both
-        things. The task `light` has two steps in this order: hold the thing, then be at the lit
-        lamp.
+        it in the target. A stored thing counts as held. The task `two` has these steps for two
+        things, and both must be stored in the same place. The task `light` has two steps in this
+        order: hold the thing, then be at the lit lamp.
         """
         if self.lamp:
             return self._reading_progress(facts)

@@ -2,7 +2,7 @@
 
 The package is optional. Deliberate differences from this paper:
 - Games run in the Python code of the package. They are not compiled for a z-machine interpreter.
-- `statements` makes the text of an observation from the visible facts.
+- An observation states the visible facts in short sentences (see `TextWorld.statements`).
 - The reward of a command is the rise of the score, divided by the largest possible score.
 """
 
@@ -89,8 +89,8 @@ class TextWorld(World):
     def draw(self, rng: np.random.Generator) -> tuple:
         """Draw the seed of a game.
 
-        `_start` makes the game, because this takes half a second and some drawn games are never
-        played.
+        `_start` makes the game later, because making a game takes half a second and some drawn
+        games are never played.
         """
         return ("textworld", *self.options, int(rng.integers(2**31)))
 
@@ -104,8 +104,8 @@ class TextWorld(World):
         self.note = ""  # the description of what the last command examined
         self.walkthrough = []
         for command in map(drop_articles, self.game.metadata["walkthrough"]):
-            # The walkthrough of a cooking game repeats "open X" for every ingredient, although X is
-            # already open.
+            # The walkthrough of a cooking game says "open X" when it takes food from a container
+            # X or goes through a door X. A second "open X" is left out, as X is then open.
             if not command.startswith("open ") or command not in self.walkthrough:
                 self.walkthrough.append(command)
         self._open({}, f"Task: {self.game.objective}", self.walkthrough[-1])
@@ -163,7 +163,10 @@ class TextWorld(World):
     # ---------- texts
 
     def statements(self) -> list[str]:
-        """Return sentences such as "Room kitchen." about the visible facts of the game."""
+        """Return sentences such as "Room kitchen." about the visible facts of the game.
+
+        If the last command examined a thing, the description of the thing follows.
+        """
         infos = self.game.infos
         facts = []
         for fact in self.state.state.facts:
@@ -192,7 +195,7 @@ class TextWorld(World):
 class Scene:
     """The facts of a game, sorted into the parts of an observation."""
 
-    holders: list[str]  # names of containers and supporters
+    holders: list[str]  # names of the things that can hold other things
     room: str = ""
     contents: dict[str, list[str]] = field(default_factory=dict)  # place -> things
     states: dict[str, str] = field(default_factory=dict)  # thing -> its states, as "raw uncut"

@@ -78,7 +78,7 @@ class ToolUse(Env):
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
         """Draw a `find` question: which item has these attributes?
 
-        The optimal player searches for those of these attributes that are texts.
+        The optimal player searches for the attributes that are texts, not for the numbers.
         Returns: None if this search shows no fitting item, or if more than MAX_ANSWERS items
             fit."""
         target = self._draw_item(rng)
@@ -351,9 +351,9 @@ class OwnData(ToolUse):
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
         """Return the steps that the file gives for a question, or else up to two searches.
 
-        The first search is for a name in the question, or for all words of the question. If no
-        result shows `question.answers[0]`, a second search is for the name of a document with this
-        answer.
+        The first search is for a document that the question names, or for all words of the
+        question. If no such search shows `question.answers[0]`, a second search is for the name of
+        a document with this answer.
         """
         if question.steps:
             return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)
