@@ -55,8 +55,8 @@ def shape_rewards(
     - "balanced": the same progress, but each increase is held back until the next payment. Payments
       are at the second, fourth, ... turn with a positive reward, and at the last turn.
     - "plan": (distance before the turn - distance after it) / initial distance. The distance of a
-      state is the length of its best plan, and 0 after a success. If a state has no plan, its
-      distance is twice the initial distance, or 1 if it is the first state.
+      state is the length of its best plan, and 0 after a success. For a state without a plan, the
+      distance is 1 if it is the first state, and otherwise twice the initial distance.
 
     The method has an effect on games without an error if reward_density is not "native". If a game
     pays 1 for a success and nothing else, only "plan" changes the rewards.

@@ -176,9 +176,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Instances of the evaluation and held-out splits are called reserved: training does not draw
-    # them. If `env` and `eval_env` name one game with different options, both can draw the same
-    # instance. So each environment avoids the reserved instances of all environments in these two
-    # settings. An environment with too few instances (`Env.repeats`) avoids none.
+    # them. If `env` and `eval_env` name one game with different options, an instance reserved by
+    # one could be drawn by the other. So each environment avoids the reserved instances of all
+    # environments in these two settings. An environment with too few instances (`Env.repeats`)
+    # avoids none.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.

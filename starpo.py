@@ -175,8 +175,8 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     else:
         names = "fraction, count, top_p, top_p_softmax or min_p"
         raise ValueError(f"strategy must be {names}, got {strategy!r}")
-    # True for rank i if the groups of ranks 0 to i have too little mass. The groups with True are
-    # kept, and the next one.
+    # is_too_short[i]: ranks 0 to i together have too little mass. Mass is >= 0, so the True entries
+    # come first. Their groups are kept, and the next group, which reaches the target.
     is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (C,)
     return 1 + int(is_too_short.sum())
 
@@ -347,6 +347,7 @@ def gae(
     _check_vectors(rewards=rewards, values=values)
     _check_counts(lengths, total=len(values))
     values = _at_least_float32(values.detach())
+    # gamma and lam are in float64, so that their product is rounded only once, to values.dtype.
     gamma = torch.as_tensor(gamma, dtype=torch.float64, device=values.device).expand(len(values))
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
     num_steps = torch.tensor(lengths, device=values.device)  # (B,); here B is the number of pieces

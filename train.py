@@ -111,9 +111,9 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # The loop evaluates the policy after the last iteration. So the next evaluation is only for a
-    # process that did no iteration: num_iterations is 0, or an earlier process ended between the
-    # last checkpoint and the report.
+    # The loop evaluates the policy after the last iteration. So `scores` is None only in a process
+    # that did no iteration: num_iterations is 0, or an earlier process ended between the last
+    # checkpoint and the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -154,8 +154,9 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # By default, the filter sees all P groups. With dynamic sampling, it sees at most num_groups of
-    # them: groups without variance only fill the places that groups with variance leave free.
+    # By default, the filter sees all P groups. Dynamic sampling can sample more than num_groups
+    # groups. Then the filter sees num_groups of them: first the groups with variance, and groups
+    # without variance only if there are too few.
     candidates = filter_candidates(config, stats)  # (1 to P,) group numbers
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,) group numbers
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
@@ -627,8 +628,9 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     # All ranks need equally many micro-batches. Surplus micro-batches, with is_real = 0.0, fill up
     # the ranks that have fewer.
     for number, (indices, is_real) in enumerate(micro_batches):
-        # With several ranks, reduce gradients only in the last micro-batch, which saves traffic.
-        # With one rank, reducing each time costs nothing and frees the unsharded gradients.
+        # Gradient sync reduces the gradients over the ranks and frees the unsharded gradients. With
+        # several ranks it costs traffic, so it is on only in the last micro-batch. With one rank it
+        # costs nothing, so it is always on.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
             module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
@@ -718,8 +720,8 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # The ratio is pi / pi_old. The weight, which has no gradient, is chosen so that
-        # weight * ratio = min(pi / pi_engine, importance_cap). If pi_old is pi_engine (the
+        # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. So the weight, which has no
+        # gradient, is min(pi / pi_engine, importance_cap) / ratio. If pi_old is pi_engine (the
         # default), the weight is 1 until the ratio exceeds the cap.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap

@@ -38,8 +38,8 @@ three seeds, differences between the seeds make an interval much wider. Even a n
 few seeds does not exclude that another seed collapses. The column "first warning" has, for each
 seed, the iteration of the first sign of collapse (support/collapse_signs.py), or "-" without a
 sign. A player with a "closed loop" has one action a turn and enough turns for all actions, so it
-sees the result of each action before it chooses the next one. A player with "2 a turn" has the
-policy's limit on turns and chooses at most two actions a turn."""
+sees the result of each action before it chooses the next one. A player with "k a turn" (k is 1, 2
+or 5) has the policy's limit on turns and chooses at most k actions a turn."""
 
 
 # ---------- what rows hold
@@ -178,12 +178,17 @@ def cost_lines(curves: Curves) -> list[str]:
 
 
 def player_lines(curves: Curves) -> list[str]:
-    """Return lines with the success of the reference players. Table rows whose players have the
-    same success share a line."""
-    labels: dict[str, list[str]] = {}
+    """Return a table with a column for each reference player. Curves whose players have the same
+    success share a row."""
+    rates: dict[str, dict[str, str]] = {}  # name of a row of `success_lines` -> player -> success
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
             players = [player for player in wins if player not in POLICIES]
-            rates = [f"{player} {rate_text(wins[player])}" for player in players]
-            labels.setdefault("; ".join(rates), []).append(name)
-    return [f"- {', '.join(names)}: {text}" for text, names in labels.items()]
+            rates[name] = {player: rate_text(wins[player]) for player in players}
+    headings = list(dict.fromkeys(player for found in rates.values() for player in found))
+    names_of: dict[tuple[str, ...], list[str]] = {}  # cells of a row -> names that share the row
+    for name, found in rates.items():
+        cells = tuple(found.get(player, "-") for player in headings)
+        names_of.setdefault(cells, []).append(name)
+    lines = [[", ".join(names), *cells] for cells, names in names_of.items()]
+    return markdown(["curve", *headings], lines)

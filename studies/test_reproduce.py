@@ -329,8 +329,9 @@ def test_table_by_hand(results):
     assert row["first warning"] == "-, 2"
     assert row["CPU-s/iteration"] == "2.00"
     assert row["commit"] == "0123456, None"
-    players = "- frozenlake_ppo: random, closed loop 50.0 [15.0, 85.0]; greedy"
-    assert any(line.startswith(players) for line in rest)
+    headings = "| curve | random, closed loop | greedy, closed loop | optimal, closed loop |"
+    assert f"{headings} optimal, 1 a turn |" in rest
+    assert any(line.startswith("| frozenlake_ppo | 50.0 [15.0, 85.0] |") for line in rest)
     assert any(line == "Not run yet: frozenlake_grpo." for line in rest)
     assert "About the picture." in rest
 

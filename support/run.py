@@ -403,7 +403,7 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # The success of best/ is unknown if an older version saved best/ without its iteration, if a
-    # restart dropped the row of this iteration, or if this row's evaluation had other prompts or
-    # rules. In these cases the function returns the highest known success.
+    # The success of best/ is unknown in three cases: an older version saved best/ without its
+    # iteration; a restart dropped the row of that iteration; the evaluation of that iteration had
+    # other prompts or rules than now. Then the function returns the highest known success.
     return known.get(step, max(known.values())), ""

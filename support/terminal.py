@@ -36,9 +36,9 @@ def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Co
 
     With -h, --help or --help=KEY, the function prints the help and ends the process.
 
-    A script with slow imports calls this function twice. The first call, before these imports, only
-    reads the command line. The second call, in the last line of the script, does the work. The
-    first call answers --help, so the second call needs no `kind`.
+    A script with slow imports calls this function twice. The first call, before these imports,
+    reads and checks the command line. The second call, in the last line of the script, does the
+    work. The first call answers --help, so the second call needs no `kind`.
 
     Args: kind: the class of the settings that the help lists; None for a script without settings.
     """

@@ -1,5 +1,6 @@
-# Extra settings for a text game with tiny.py. Run SFT before RL, because the base model has never
-# seen the words of text games (studies/papers/README.md).
+# Extra settings for training the tiny model (config/models/tiny.py) on a text game. Run SFT
+# before RL, because the base model has never seen the words of text games
+# (studies/papers/README.md).
 # Example:
 #   python -m tools.sft config/quest_ppo.py config/models/tiny.py config/recipes/tiny_text.py
 

@@ -144,7 +144,7 @@ class HuggingFace:
         self.keep = keep
         self.num_steps = 0
         self.waiting: list[tuple[int, list[int], int]] = []  # key, history, max_tokens
-        self.keys: list[int] = []  # trajectory of each row of ids, mask and cache
+        self.keys: list[int] = []  # key of the trajectory in each row (see `forget`)
         self.forget()
 
     @property
