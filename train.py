@@ -111,9 +111,9 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # The loop evaluates the policy after the last iteration. So `scores` is None only in a process
-    # that did no iteration: num_iterations is 0, or an earlier process ended between the last
-    # checkpoint and the report.
+    # The loop evaluates the policy after the last iteration of the run. So if the run is over,
+    # `scores` is None only in a process that did no iteration: num_iterations is 0, or an earlier
+    # process ended between the last checkpoint and the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -721,8 +721,8 @@ def clipped_loss(
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. So the weight, which has no
-        # gradient, is min(pi / pi_engine, importance_cap) / ratio. If pi_old is pi_engine (the
-        # default), the weight is 1 until the ratio exceeds the cap.
+        # gradient, makes weight * ratio equal to min(pi / pi_engine, importance_cap). Below the cap
+        # the weight is pi_old / pi_engine, which is 1 if pi_old is pi_engine (the default).
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
