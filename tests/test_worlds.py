@@ -205,6 +205,22 @@ def test_household_carries_one_thing():
     assert env.step("put mug 2 in/on table 1").success
 
 
+def test_household_stores_two_things_where_the_player_is():
+    """Two targets are open, and the player holds the first thing at the second target. The shortest
+    plan comes back to this target."""
+    papers = (("newspaper 1", "armchair 1"), ("newspaper 2", "table 1"))
+    env = opened(("household", "livingroom", "two", "newspaper", "drawer", "", papers))
+    way = ["go to armchair 1", "take newspaper 1", "go to drawer 1", "open drawer 1"]
+    play(env, [*way, "go to drawer 2", "open drawer 2"])
+    assert env.plan(99, 1) == [
+        "put newspaper 1 in/on drawer 2",
+        "go to table 1",
+        "take newspaper 2 from table 1",
+        "go to drawer 2",
+        "put newspaper 2 in/on drawer 2",
+    ]
+
+
 def test_what_changes_nothing_has_no_effect():
     env = opened(KITCHEN)
     way = ["go to drawer 1", "open drawer 1", "take apple 1 from drawer 1", "go to microwave 1"]

@@ -175,13 +175,13 @@ class Household(World):
 
         `World.search` passes these things and places to `effects` as `only`.
 
-        If several target places are in the same state, such as closed, the set has the first one
-        and those with a wanted thing. A shortest plan seldom needs the other target places."""
+        If several target places are in the same state, such as closed, the first one is enough,
+        apart from the place where the player is and places with a wanted thing."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
             targets.setdefault(facts.get(place), place)
-        only = {self.lamp, *self.wanted, *targets.values()}
+        only = {facts["you"], self.lamp, *self.wanted, *targets.values()}
         only.update(facts[name] for name in self.wanted)
         only.update(place for place in self.places if kind_of(place) == tool)
         return only
