@@ -481,7 +481,9 @@ def token_rewards(
     if config.reward_norm != "none":
         names = [trajectory.env for trajectory in kept]
         group_ids = group_ids_of(kept, config)  # (B,)
-        peers = {  # trajectories with equal numbers share a mean and a standard deviation
+        # Each tensor has a number for every trajectory, (B,). Trajectories with the same number
+        # share a mean and a standard deviation.
+        peers = {
             "group": group_ids,
             "batch": torch.zeros_like(group_ids),
             # the index of the first trajectory in the same environment

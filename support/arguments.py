@@ -104,7 +104,7 @@ def _check_against(job: Job) -> None:
     rows = [*job.models, *players]
     begins_a_row = any(name.startswith(reference) for name in rows)
     # The row of the player "greedy" has a longer name, such as "greedy, closed loop". So
-    # `reference` may continue the name of a player.
+    # `reference` may also begin with a player's name and go on.
     continues = any(reference.startswith(name) for name in players)
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)

@@ -156,7 +156,7 @@ def _estimator(config: Config) -> Iterator[Reason]:
         names = "reward_norm reward_norm_over"
         if config.reward_norm == "mean":
             yield names, f"{estimator} subtracts the mean of the group, too"
-        # With a KL in the reward, reward_norm has an effect: it normalises the rewards without the
+        # With a KL in the reward, "mean_std" has an effect: it normalises the rewards without the
         # KL, and then grpo normalises rewards minus KL.
         kl_in_reward = config.has_kl_in_reward()
         if config.reward_norm == "mean_std" and config.estimator == "grpo" and not kl_in_reward:

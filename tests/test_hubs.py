@@ -65,7 +65,7 @@ def fake_module(monkeypatch, name, **values):
 
 
 class BadManners:
-    """A fake game of GEM that prints, logs and seeds global generators."""
+    """A fake GEM game that prints, warns, changes the root logger and seeds global generators."""
 
     def __init__(self, size=1000, max_turns=8, **_):
         random.seed(1)

@@ -54,7 +54,7 @@ FLOORS = (
     " studies.real_model.* examples.*",
     "studies.readme_pictures",
 )
-# Only these modules may import train.py, because they measure its functions.
+# Apart from tests, only these modules may import train.py, because they measure its functions.
 MEASURE_TRAIN = (
     "studies.credit.estimators",
     "studies.speed.bench_gpu",

@@ -25,10 +25,11 @@ MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias
 
 @dataclass
 class Truth:
-    """The returns of continued games: m from before each of K turns, and m from after its reply."""
+    """Returns of continued games. For each of K turns, m games go on from the state before the
+    turn, and m others first repeat the turn's reply."""
 
-    before: ndarray  # (K, m) returns of games that go on from the state before the turn
-    reply: ndarray  # (K, m) returns of games that repeat the turn's reply first
+    before: ndarray  # (K, m) returns of the games that go on before the turn
+    reply: ndarray  # (K, m) returns of the games that first repeat the reply
 
     def among(self, mask: ndarray) -> "Truth":
         return Truth(self.before[mask], self.reply[mask])

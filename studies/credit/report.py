@@ -201,13 +201,14 @@ def cells_of(numbers: Numbers, headings: dict[str, str]) -> list[str]:
 
 def describe_truth(facts: dict[str, float]) -> str:
     text = (
-        f"{facts['turns']:.0f} turns of {facts['games']:.0f} games a seed, "
-        f"{100 * facts['success']:.0f} % won. {facts['draws']:.0f} continuations before and after "
-        f"each reply. {facts['cpu_s']:.0f} CPU-s a seed.\n"
-        f"The standard deviation of the true advantages is {facts['spread']:.3f}, "
-        f"and the standard error of an estimate is {facts['noise']:.3f}. "
-        f"{100 * facts['decided']:.0f} % of the estimates are more than two standard errors "
-        "from 0. "
+        f"Each seed has {facts['games']:.0f} games with {facts['turns']:.0f} turns; "
+        f"{100 * facts['success']:.0f} % of the games are won. For each turn, "
+        f"{facts['draws']:.0f} continuations start before the reply, and {facts['draws']:.0f} "
+        f"others first repeat the reply. A seed takes {facts['cpu_s']:.0f} CPU-seconds.\n"
+        "The continuations estimate the true advantage of each turn, with a standard error of "
+        f"{facts['noise']:.3f}. The true advantages have a standard deviation of "
+        f"{facts['spread']:.3f}. {100 * facts['decided']:.0f} % of the estimates are more than two "
+        "standard errors from 0. "
     )
     if not math.isfinite(facts["ceiling"] + facts["draws_for_0.95"]):
         return f"{text}The advantages differ by no more than the noise: take more continuations."
