@@ -186,7 +186,8 @@ def gigpo_advantages(
     """GiGPO's second advantage: compare each turn with the turns of its group in the same state.
 
     A_k = (G_k - mean) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
-    over the n turns of the group that start in the state of turn k. F depends on the estimator:
+    over the n turns of the group that start in the state of turn k. F depends on the estimator;
+    `Config` refuses state_weight with other estimators than these three:
 
         grpo     std of these n returns + 1e-6
         dr_grpo  1
@@ -197,15 +198,15 @@ def gigpo_advantages(
     or, with turn_level, for the turn.
 
     The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
-    different times of the game are compared. The first advantage of a trajectory counts each
-    trajectory of the group once in mean and std, as in equation 3 of the paper. The paper's code
-    counts a trajectory once for each of its turns.
+    different times of the game are compared. For the first advantage, the mean and std of a
+    group count each trajectory once, as in equation 3 of the paper. The paper's code counts a
+    trajectory once for each of its turns.
 
     The method can have an effect on a turn if another turn of the group starts in the same state.
     First turns always share their state, because a group has one start state.
     Args: states, one key for each of the K turns: two turns of a group have equal keys if they
-        start in the same state; estimator, see `starpo.group_advantages`; gamma, discount from turn
-        to turn; the others as for `starpo.trajectory_advantages`.
+        start in the same state; estimator, one of the three above; gamma, discount from turn to
+        turn; the others as for `starpo.trajectory_advantages`.
     Returns: (R,), at least float32.
     Source: GiGPO, arXiv 2505.10978, equations 5 to 8 (gamma 0.95, w = 1).
     >>> rewards, group_ids = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])

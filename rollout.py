@@ -528,8 +528,9 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Record the steps that have finished. If the engine is idle, wait for the next one.
-            # `wait` is evaluated anew in each pass, because a recorded step may queue a turn.
+            # Record the steps that have finished. While the engine is idle, wait for a step. As
+            # soon as a recorded step queues a turn, the engine is busy, and the loop waits no
+            # longer.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 

@@ -344,7 +344,7 @@ class Experience:
     segment_ids: Tensor
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
-    returns: Tensor | None = None  # (R,) reward units; only with a critic
+    returns: Tensor | None = None  # (R,) float, reward units; only with a critic
     token_weights: Tensor | None = None  # (R,); `update` sets it for each mini-batch
 
     def select(self, indices: Sequence[int]) -> "Experience":
@@ -458,9 +458,9 @@ def logprobs_before_update(
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # `sampled` is NaN for tokens without a log-prob of the engine. These are the tokens of prompts
-    # (mask_observations=False), or all tokens with recompute_old_logprobs=True and vLLM, which is
-    # then not asked for log-probs. These tokens get the old log-probs.
+    # `sampled` is NaN for tokens without a log-prob of the engine, which get the old log-prob. With
+    # mask_observations=False, these are the tokens of prompts. With recompute_old_logprobs=True,
+    # vLLM is not asked for log-probs, so these are all tokens.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -722,9 +722,10 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. So the weight, which has no
-        # gradient, makes weight * ratio equal to min(pi / pi_engine, importance_cap). Below the cap
-        # the weight is pi_old / pi_engine, which is 1 if pi_old is pi_engine (the default).
+        # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
+        # pi_engine corrects this; by default it is 1, because pi_old is pi_engine. Where pi /
+        # pi_engine exceeds importance_cap, the weight is smaller: it makes weight * ratio equal to
+        # the cap. The weight has no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
