@@ -154,9 +154,8 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # By default, the filter sees all P groups. Dynamic sampling can sample more than num_groups
-    # groups. Then the filter sees num_groups of them: first the groups with variance, and groups
-    # without variance only if there are too few.
+    # By default, the filter sees all P groups. With dynamic sampling, P can exceed num_groups. Then
+    # the filter sees num_groups of the groups, groups with variance first.
     candidates = filter_candidates(config, stats)  # (1 to P,) group numbers
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,) group numbers
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
