@@ -131,8 +131,8 @@ def iterate(
     """Do one iteration: rollouts, filter, advantages and update.
 
     Args: history: metrics of earlier iterations, for the moving averages of `measure_collapse`.
-    Returns: metrics by name (a metric is None if it was not measured); the trajectories of groups
-        without an error."""
+    Returns: metrics by name (`iteration_metrics` sets what was not measured to None); the
+        trajectories of groups without an error."""
     config = learner.config
 
     # -- collect: P groups of N trajectories
@@ -722,8 +722,8 @@ def clipped_loss(
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
-        # pi_engine corrects this; by default it is 1, because pi_old is pi_engine. Where pi /
-        # pi_engine exceeds importance_cap, the weight is smaller: it makes weight * ratio equal to
+        # pi_engine corrects this. It is 1 if pi_old is pi_engine (the default). In both cases the
+        # weight is smaller where pi / pi_engine exceeds importance_cap: there weight * ratio equals
         # the cap. The weight has no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
