@@ -559,7 +559,7 @@ def test_the_help_of_one_setting():
     line = "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn"
     assert setting_help("lam") == line
     assert setting_help("max_error_frac").endswith(
-        "before the run stops; one group may always do so, unless this is 0"
+        "(in an evaluation: one). The run also stops if every group has an error"
     )
     with pytest.raises(UserError, match="unknown key 'lamb' from --help: did you mean lam?"):
         setting_help("lamb")
