@@ -295,13 +295,18 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
 def guess() -> dict[str, Curve]:
     """Return StarPO and StarPO-S on a game of four turns, in which the policy guesses a number.
 
-    The cold start (SFT) imitates a player that guesses random numbers and has true thoughts."""
+    The cold start (SFT) imitates a player that guesses random numbers and has true thoughts. Two
+    curves of StarPO-S have a reward for true thoughts."""
     cold_start = curve("guess_grpo", sft_steps=25)
-    every = {"num_iterations": 40, "eval_every": 10, "eval_size": 128}
-    return {
+    every = {"num_iterations": 50, "eval_every": 10, "eval_size": 128}
+    curves = {
         "guess StarPO": Curve(("starpo_vanilla",), every, sft=cold_start),
         "guess StarPO-S": Curve((), every, sft=cold_start),
     }
+    for reward in (0.1, 0.3):
+        label = f"guess StarPO-S, think_reward {reward}"
+        curves[label] = Curve((), {**every, "think_reward": reward}, sft=cold_start)
+    return curves
 
 
 def thinking(env: str) -> dict[str, Curve]:

@@ -1,9 +1,11 @@
-"""Make the table and the picture of the guessing game from the runs in studies/real_model/guess/.
+"""Make the tables and pictures of the guessing game from the runs in studies/real_model/guess/.
 
 A run is a JSON file with "curve" (iteration -> success on the evaluation prompts) and "series"
-(metric -> its value in every iteration).
+(metric -> its value in every iteration). The runs of REWARDED_SEEDS also have "other_numbers": the
+success of the final policy with more numbers and one more turn than in training.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from studies.real_model.curves import Panel, draw_panels, metrics_of
 from support.run_folder import read_json
-from support.statistics import interval_of_rates, rate_in_percent, wilson_interval
+from support.statistics import interval_of_rates, rate_in_percent, seed_interval, wilson_interval
 from tools.plotting.tables import markdown
 
 FOLDER = Path("studies/real_model/guess")
@@ -22,36 +24,100 @@ PANELS = (
 )
 ITERATIONS = ("0", "10", "20", "30", "40")
 HEADINGS = ("run", "cold start %", *(f"iteration {step} %" for step in ITERATIONS[1:]))
+METHODS = ("StarPO", "StarPO-S")
+# The runs with a reward for true thoughts, and runs from the same cold starts without this reward
+REWARDED = ("StarPO-S", "StarPO-S, think_reward 0.1", "StarPO-S, think_reward 0.3")
+REWARDED_SEEDS = (3, 4, 5)
+REWARDED_HEADINGS = (
+    "run",
+    "true statements: cold start %",
+    "iteration 50 %",
+    "success: cold start %",
+    "best evaluation %",
+    "iteration 50 %",
+    "31 numbers %",
+)
 
 
 def read_runs() -> list[dict]:
     return [read_json(path, {}) for path in sorted(FOLDER.glob("*.json"))]
 
 
-def runs_by_method() -> dict[str, list[dict]]:
-    methods: dict[str, list[dict]] = {}
-    for run in read_runs():
-        methods.setdefault(run["method"], []).append(run)
-    return methods
+def runs_of(methods: Sequence[str]) -> dict[str, list[dict]]:
+    """Return method -> its runs, one for each seed."""
+    runs = read_runs()
+    return {method: [run for run in runs if run["method"] == method] for method in methods}
+
+
+def rewarded_runs() -> dict[str, list[dict]]:
+    """Return method -> its runs with one of REWARDED_SEEDS."""
+    chosen = {}
+    for method, runs in runs_of(REWARDED).items():
+        chosen[method] = [run for run in runs if run["seed"] in REWARDED_SEEDS]
+    return chosen
 
 
 def draw(path: Path) -> None:
-    curves = {}
-    for method, runs in runs_by_method().items():
-        curves[method] = [metrics_of(run) for run in runs]
+    """Draw the runs without a reward for thoughts."""
+    draw_runs(path, runs_of(METHODS))
+
+
+def draw_rewarded(path: Path) -> None:
+    """Draw the runs with and without a reward for true thoughts."""
+    draw_runs(path, rewarded_runs())
+
+
+def draw_runs(path: Path, methods: dict[str, list[dict]]) -> None:
+    curves = {method: [metrics_of(run) for run in runs] for method, runs in methods.items()}
     draw_panels(path, PANELS, curves)
 
 
 def lines() -> list[str]:
     """Return a table of success with 95 % intervals: a line for each run and for each method."""
     cells = []
-    for method, runs in runs_by_method().items():
+    for method, runs in runs_of(METHODS).items():
         for run in runs:
             rates = [rate_cell(run, step) for step in ITERATIONS]
             cells.append([f"{method}, seed {run['seed']}", *rates])
         means = [mean_cell(runs, step) for step in ITERATIONS]
         cells.append([f"**{method}, mean of the seeds**", *means])
     return markdown(HEADINGS, cells)
+
+
+def rewarded_lines() -> list[str]:
+    """Return a table of true statements and success: a line for each run of `rewarded_runs`, and
+    for each method the means with 95 % t intervals over the seeds."""
+    cells = []
+    for method, runs in rewarded_runs().items():
+        shares = np.array([shares_of(run) for run in runs])  # (S, 6)
+        for run, row in zip(runs, shares, strict=True):
+            cells.append(
+                [f"{method}, seed {run['seed']}", *(f"{100 * share:.1f}" for share in row)]
+            )
+        means = shares.mean(0)  # (6,)
+        low, high = seed_interval(shares)  # (6,), (6,)
+        cells.append([f"**{method}, mean of the seeds**", *map(rate_in_percent, means, low, high)])
+    return markdown(REWARDED_HEADINGS, cells)
+
+
+def shares_of(run: dict) -> list[float]:
+    """Return the numbers of a line of `rewarded_lines`, each between 0 and 1."""
+    curve = run["curve"]
+    return [
+        true_share(run, "start"),
+        true_share(run, "final"),
+        curve["0"],
+        max(curve.values()),
+        curve["50"],
+        run["other_numbers"]["final"],
+    ]
+
+
+def true_share(run: dict, evaluation: str) -> float:
+    """Return the share of true statements after the first turn in the "start" or "final"
+    evaluation."""
+    num_true, num_statements = run["evaluations"][evaluation]["true_statements_later"]
+    return num_true / num_statements
 
 
 def rate_cell(run: dict, step: str) -> str:

@@ -81,6 +81,7 @@ def main(argv: list[str]) -> None:
     draw_traps(FOLDER / "echo_trap.png", high)
     draw_two_rates(Path("docs/echo_trap.png"), shown_runs(finished, AT_LOW_RATE), high)
     guess.draw(FOLDER / "guess.png")
+    guess.draw_rewarded(FOLDER / "guess_thoughts.png")
     page = FOLDER / "README.md"
     labels = [name + rate for rate in (AT_LOW_RATE, "") for name in SHOWN]
     contents = {
@@ -90,6 +91,7 @@ def main(argv: list[str]) -> None:
         "signs": sign_lines(finished),
         "jobs": gain_lines(finished_of("jobs")),
         "guess": guess.lines(),
+        "guess_thoughts": guess.rewarded_lines(),
     }
     texts = {name: "\n".join(lines) for name, lines in contents.items()}
     write_atomically(page, tables.fill(page.read_text(), texts))

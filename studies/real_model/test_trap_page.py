@@ -4,11 +4,13 @@ from configurator import UserError, load_config
 
 import json
 
+import numpy as np
 import pytest
 
 from studies.experiments import EXPERIMENTS, settings_of
 from studies.real_model import echo_trap, guess, page, replies
 from support.arguments import read_train
+from support.statistics import t_quantile
 from tools.sft import read_sft
 
 
@@ -180,6 +182,7 @@ def test_the_table_of_the_game(monkeypatch):
     run = {"method": "StarPO", "seed": 4, "eval_size": 128, "curve": {"0": 0.25, "10": 0.5}}
     run["curve"]["20"] = 0.75
     monkeypatch.setattr(guess, "read_runs", lambda: [run])
+    monkeypatch.setattr(guess, "METHODS", ("StarPO",))
     # Wilson intervals for 32, 64 and 96 wins in 128 games. With one seed, the mean has the same
     # intervals as the run.
     cells = "25.0 [18.3, 33.2] | 50.0 [41.5, 58.5] | 75.0 [66.8, 81.7] | - | -"
@@ -188,10 +191,48 @@ def test_the_table_of_the_game(monkeypatch):
     assert of_method == f"| **StarPO, mean of the seeds** | {cells} |"
 
 
+def test_the_differences_that_the_page_names():
+    """The page says by how much runs with a reward for thoughts differ from runs without it."""
+    shares = {}
+    for method, runs in guess.rewarded_runs().items():
+        shares[method] = 100 * np.array([guess.shares_of(run) for run in runs])  # (S, 6)
+    plain, low, high = shares.values()
+    statements, success, other_numbers = 1, 4, 5  # columns
+    assert points(low - plain, statements) == [16.7, 98.3, 21.5]
+    assert points(high - plain, statements) == [64.5, 100.0, 94.9]
+    assert points(low - plain, success) == [8.6, -20.3, -19.5]
+    assert points(high - plain, success) == [14.1, -27.3, -19.5]
+    assert points(low - plain, other_numbers) == [-3.9, -11.7, -25.8]
+    assert points(high - plain, other_numbers) == [-2.3, -17.2, -7.0]
+    assert t_interval((low - plain)[:, statements]) == [-68.3, 159.3]
+    assert t_interval((high - plain)[:, statements]) == [38.8, 134.1]
+    for difference in (low - plain, high - plain):
+        below, above = t_interval(difference[:, success])
+        assert below < 0 < above
+    gains = []
+    for run in guess.runs_of(["StarPO-S"])["StarPO-S"]:
+        gains.append(100 * (run["curve"]["30"] - run["curve"]["0"]))
+    assert t_interval(np.array(gains)) == [44.8, 67.0]
+
+
+def points(differences, column):
+    return differences[:, column].round(1).tolist()
+
+
+def t_interval(values):
+    """Return the ends of the 95 % t interval of the mean."""
+    half_width = t_quantile(len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    return [
+        round(float(end), 1) for end in (values.mean() - half_width, values.mean() + half_width)
+    ]
+
+
 def test_the_mean_needs_all_seeds(monkeypatch):
-    both = [{"method": "A", "seed": seed, "eval_size": 128, "curve": {"0": 0.5}} for seed in (0, 1)]
+    method = {"method": "StarPO-S", "eval_size": 128}
+    both = [{**method, "seed": seed, "curve": {"0": 0.5}} for seed in (0, 1)]
     both[1]["curve"] = {"0": 0.25, "10": 0.75}
     monkeypatch.setattr(guess, "read_runs", lambda: both)
+    monkeypatch.setattr(guess, "METHODS", ("StarPO-S",))
     cells = guess.lines()[-1].split(" | ")
     assert cells[1].startswith("37.5 [")
     assert cells[2] == "-"
