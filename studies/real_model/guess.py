@@ -1,8 +1,7 @@
 """Make the tables and pictures of the guessing game from the runs in studies/real_model/guess/.
 
 A run is a JSON file with "curve" (iteration -> success on the evaluation prompts) and "series"
-(metric -> its value in every iteration). The runs of REWARDED_SEEDS also have "other_numbers": the
-success of the final policy with more numbers and one more turn than in training.
+(metric -> its value in every iteration).
 """
 
 from collections.abc import Sequence
@@ -30,12 +29,11 @@ REWARDED = ("StarPO-S", "StarPO-S, think_reward 0.1", "StarPO-S, think_reward 0.
 REWARDED_SEEDS = (3, 4, 5)
 REWARDED_HEADINGS = (
     "run",
-    "true statements: cold start %",
+    "true after turn 1: cold start %",
     "iteration 50 %",
     "success: cold start %",
     "best evaluation %",
     "iteration 50 %",
-    "31 numbers %",
 )
 
 
@@ -45,8 +43,11 @@ def read_runs() -> list[dict]:
 
 def runs_of(methods: Sequence[str]) -> dict[str, list[dict]]:
     """Return method -> its runs, one for each seed."""
-    runs = read_runs()
-    return {method: [run for run in runs if run["method"] == method] for method in methods}
+    found: dict[str, list[dict]] = {method: [] for method in methods}
+    for run in read_runs():
+        if run["method"] in methods:
+            found[run["method"]].append(run)
+    return found
 
 
 def rewarded_runs() -> dict[str, list[dict]]:
@@ -68,7 +69,9 @@ def draw_rewarded(path: Path) -> None:
 
 
 def draw_runs(path: Path, methods: dict[str, list[dict]]) -> None:
-    curves = {method: [metrics_of(run) for run in runs] for method, runs in methods.items()}
+    curves = {}
+    for method, runs in methods.items():
+        curves[method] = [metrics_of(run) for run in runs]
     draw_panels(path, PANELS, curves)
 
 
@@ -89,13 +92,12 @@ def rewarded_lines() -> list[str]:
     for each method the means with 95 % t intervals over the seeds."""
     cells = []
     for method, runs in rewarded_runs().items():
-        shares = np.array([shares_of(run) for run in runs])  # (S, 6)
+        shares = np.array([shares_of(run) for run in runs])  # (S, 5)
         for run, row in zip(runs, shares, strict=True):
-            cells.append(
-                [f"{method}, seed {run['seed']}", *(f"{100 * share:.1f}" for share in row)]
-            )
-        means = shares.mean(0)  # (6,)
-        low, high = seed_interval(shares)  # (6,), (6,)
+            numbers = [f"{100 * share:.1f}" for share in row]
+            cells.append([f"{method}, seed {run['seed']}", *numbers])
+        means = shares.mean(0)  # (5,)
+        low, high = seed_interval(shares)  # (5,), (5,)
         cells.append([f"**{method}, mean of the seeds**", *map(rate_in_percent, means, low, high)])
     return markdown(REWARDED_HEADINGS, cells)
 
@@ -109,7 +111,6 @@ def shares_of(run: dict) -> list[float]:
         curve["0"],
         max(curve.values()),
         curve["50"],
-        run["other_numbers"]["final"],
     ]
 
 

@@ -195,20 +195,17 @@ def test_the_differences_that_the_page_names():
     """The page says by how much runs with a reward for thoughts differ from runs without it."""
     shares = {}
     for method, runs in guess.rewarded_runs().items():
-        shares[method] = 100 * np.array([guess.shares_of(run) for run in runs])  # (S, 6)
+        shares[method] = 100 * np.array([guess.shares_of(run) for run in runs])  # (S, 5)
     plain, low, high = shares.values()
-    statements, success, other_numbers = 1, 4, 5  # columns
+    statements, success = 1, 4  # columns
     assert points(low - plain, statements) == [16.7, 98.3, 21.5]
     assert points(high - plain, statements) == [64.5, 100.0, 94.9]
     assert points(low - plain, success) == [8.6, -20.3, -19.5]
     assert points(high - plain, success) == [14.1, -27.3, -19.5]
-    assert points(low - plain, other_numbers) == [-3.9, -11.7, -25.8]
-    assert points(high - plain, other_numbers) == [-2.3, -17.2, -7.0]
     assert t_interval((low - plain)[:, statements]) == [-68.3, 159.3]
     assert t_interval((high - plain)[:, statements]) == [38.8, 134.1]
-    for difference in (low - plain, high - plain):
-        below, above = t_interval(difference[:, success])
-        assert below < 0 < above
+    assert t_interval((low - plain)[:, success]) == [-51.3, 30.5]
+    assert t_interval((high - plain)[:, success]) == [-65.6, 43.7]
     gains = []
     for run in guess.runs_of(["StarPO-S"])["StarPO-S"]:
         gains.append(100 * (run["curve"]["30"] - run["curve"]["0"]))
