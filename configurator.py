@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
-PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # every script needs them
+PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # a script ends if one is missing
 
 
 class UserError(ValueError):
@@ -290,7 +290,7 @@ class Config:
     # -- diagnostics
     # iterations between measurements of the mutual information of thoughts and prompts; 0 = never
     collapse_every: Natural = 0
-    collapse_pairs: Pairs = 64  # maximum number of thoughts in each of a measurement's two samples
+    collapse_pairs: Pairs = 64  # maximum of measured thoughts, of first turns and of random turns
     # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
 
@@ -575,7 +575,7 @@ def load_config(
 
 
 def default_folder(files: list[str]) -> str:
-    """Return the folder of a run that sets no out_dir.
+    """Return the folder of a run that sets no out_dir, without the endings _s<seed> and _sft.
 
     The first file gives the name. Each later file in config/methods or config/envs adds its name.
 

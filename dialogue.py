@@ -54,7 +54,7 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
     rest = text
     tags = ("think", "answer") if think else ("answer",)
     for tag in tags:
-        before, _, rest = rest.partition(f"<{tag}>")  # without <tag>, rest is "" from here on
+        before, _, rest = rest.partition(f"<{tag}>")  # rest is "" if the text has no <tag>
         content[tag], closed, rest = rest.partition(f"</{tag}>")
         if not closed:
             return Parsed("", [], False)
@@ -381,7 +381,8 @@ class Chat:
         return [*head, *self.encode(text), self.end, *self.encode("\n")]
 
     def opening(self, system: str, user: str) -> list[int]:
-        """Return the tokens of the first prompt. (With context_turns, each prompt begins so.)"""
+        """Return the tokens of the first prompt. With context_turns, the prompt of every turn
+        begins with such an opening: the system message and the oldest visible user message."""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:

@@ -45,9 +45,9 @@ class Engine(Protocol):
                 since.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling noise. In float32 the response does not depend on other requests,
-                up to rounding. In 16 bits the response can depend on other requests, because
-                kernels round logits differently if the batch has another size.
+            seed: of the sampling noise. Kernels round logits differently if other requests are in
+                the batch. In float32 these differences hardly ever change a response, in 16 bits
+                they can.
         """
 
     def step(self) -> list[Sample]:

@@ -571,7 +571,7 @@ def draw_instance(
     return reserved[split][seed[0]]
 
 
-@lru_cache(maxsize=256)  # enough for a run to draw the fixed splits of each environment once
+@lru_cache(maxsize=256)  # a run has fewer environments, so it draws the splits of each once
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """Return the instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 

@@ -20,7 +20,7 @@ new estimator goes.
 A segment is a trajectory or a turn (setting `segment`). With context_turns a segment is always a
 turn. The word "sequence" has three meanings. In papers, and in the names `sequence_ratio` and
 `sequence_mask`, it is a segment. In the names of `aggregation` ("seq_mean_..."), it is a
-trajectory. Everywhere else, it is one input of the model.
+trajectory. Elsewhere in this code, it is the tokens that the model reads as one text.
 """
 
 from collections.abc import Hashable, Sequence
@@ -125,7 +125,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
     In GRPO all advantages of a group without variance are 0, so the group is of no use. So
-    `train.collect_rollouts` samples further groups, whatever the estimator is. There are at most
+    `train.collect_rollouts` samples further groups, with every estimator. There are at most
     sampling_rounds rounds, the first one included. A further round samples only the missing groups.
     DAPO samples whole batches and drops surplus groups.
 
@@ -294,8 +294,9 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     single tokens, so `train.clipped_loss` leaves out `starpo.importance_weights`.
 
     The ratio has an effect from the second optimizer step of an iteration on. In the first step, s
-    is nearly 1. There is one exception: if a bfloat16 engine gives the old log-probs, rounding can
-    take s out of the paper's narrow clip range, [1 - 3e-4, 1 + 4e-4], even in the first step. So
+    is nearly 1. There is one exception: if the engine gives the old log-probs, and engine or
+    trainer is in 16 bits, rounding can take s out of the paper's narrow clip range,
+    [1 - 3e-4, 1 + 4e-4], even in the first step. So
     config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
     This has a price: s then leaves out the difference between engine and trainer, and GSPO has no
     importance weights that correct for it.

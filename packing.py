@@ -36,8 +36,9 @@ except ImportError:
 # varlen_attn supports GQA (query heads that share a key head) in torch 2.12, but not in torch 2.11.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
-# A piece with a context has more keys than queries. Below this ratio of keys to queries, a causal
-# kernel that also gets the queries of the context is faster than a mask (see `PackedLayout.masks`).
+# A piece with a context has more keys than queries. Below this ratio of keys to queries, it is
+# faster to compute the queries of the context again, with a causal kernel, than to use a mask (see
+# `PackedLayout.masks`).
 MAX_CAUSAL_RATIO = 1.4
 
 

@@ -60,7 +60,8 @@ class Turn:
     text: str = ""  # the decoded response; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord = field(default_factory=lambda: TurnRecord(actions=[]))  # what happened
-    # A copy of the turn (`unmask`) shares this object, so a note in the copy is also in the turn.
+    # A copy of the turn (`unmask`) shares this object, so what is noted in the copy is also in the
+    # turn.
     credit: Credit = field(default_factory=Credit)
     state: Hashable = None  # key of the state before the response, see `Episode.state`
 
@@ -170,8 +171,8 @@ class Reply:
 def make_episode(config: Config, env: str = "") -> Episode:
     """Build a new episode in the environment `env`, by default `config.env`.
 
-    Raises: UserError if the environment is unknown, cannot draw its instances, or has no plan for
-        reward_density=plan."""
+    Raises: UserError if the environment is unknown, cannot draw its instances, or lacks what
+        reward_density=plan needs."""
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
@@ -185,7 +186,7 @@ def make_episode(config: Config, env: str = "") -> Episode:
         # Draw and cache the reserved instances now, because `reset` has a time limit.
         reserved_keys(environment.spec, *environment.also_reserved)
     if config.reward_density == "plan":
-        check_uses(environment, "reward_density=plan")  # raises if the environment has no plan
+        check_uses(environment, "reward_density=plan")  # raises without plan and optimal_length
     return Episode(environment, config)
 
 

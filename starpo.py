@@ -493,7 +493,7 @@ def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> T
 
 
 def _pad(x: Tensor, mask: Tensor) -> Tensor:
-    """Return (B, T + 1): the S entries of x where mask is True, in order, and zeros elsewhere."""
+    """Return (B, T + 1): the S entries of x, in order, where mask is True, and zeros elsewhere."""
     padded = x.new_zeros(mask.shape)
     padded[mask] = x
     return padded

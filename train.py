@@ -112,8 +112,8 @@ def train(run: Run, device: torch.device) -> None:
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
     # The loop evaluates the policy after the last iteration of the run. So if the run is over,
-    # `scores` is None only in a process that did no iteration: num_iterations is 0, or an earlier
-    # process ended between the last checkpoint and the report.
+    # `scores` is None only in a process that did no iteration: num_iterations is 0 or was lowered,
+    # or an earlier process ended between the last checkpoint and the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -722,9 +722,9 @@ def clipped_loss(
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
-        # pi_engine corrects this. It is 1 if pi_old is pi_engine (the default). In both cases the
-        # weight is smaller where pi / pi_engine exceeds importance_cap: there weight * ratio equals
-        # the cap. The weight has no gradient.
+        # pi_engine corrects this. It is 1 if pi_old is pi_engine (the default). In any case the
+        # weight is reduced where pi / pi_engine exceeds importance_cap, so that weight * ratio
+        # equals the cap. The weight has no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

@@ -170,7 +170,8 @@ def _cache_bytes(model: PreTrainedModel, config: Config, dtype: torch.dtype) -> 
 
 @contextmanager
 def _process_state_kept() -> Iterator[None]:
-    """Restore what vLLM changes: random states, thread settings and environment variables.
+    """Restore what vLLM changes: random states, thread settings and the values of environment
+    variables. Variables that vLLM adds stay.
 
     On a GPU vLLM sets torch to one CPU thread, unless OMP_NUM_THREADS is set. On a CPU vLLM
     replaces torch.set_num_threads.

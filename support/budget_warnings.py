@@ -14,7 +14,8 @@ IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total a
 SOLVED = 0.9  # if the mean success of idle iterations is at least this, the task counts as solved
 # Below this fraction of valid replies, a warning about idle iterations advises SFT on the format of
 # replies. If the warning contains a `budget_note`, this note already gives advice about replies
-# that were cut off. So a warning with this note counts cut-off replies as valid.
+# that were cut off. So with this note, cut-off replies count as valid in the comparison with
+# FEW_VALID.
 FEW_VALID = 0.5
 
 

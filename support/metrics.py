@@ -36,9 +36,9 @@ PLACEHOLDERS = {
 GROUPS = {
     "rollout": "The training trajectories, sampled at `temperature`. The score of a trajectory is "
     "the sum of its rewards and penalties.",
-    "update": "The group filter and the optimizer steps. Shares of tokens and metrics in nats per "
-    "token are means over the response tokens of all optimizer steps, unless their row says "
-    "otherwise. If nothing is left to train on, all metrics except `kept_groups`, "
+    "update": "The group filter and the optimizer steps. Metrics that are shares of tokens or "
+    "in nats per token are means over the response tokens of all optimizer steps, unless their "
+    "row says otherwise. If nothing is left to train on, all metrics except `kept_groups`, "
     "`kept_trajectories` and `bad_steps` are null. Metrics of the critic are null without a "
     "critic.",
     "eval": "Games on the fixed evaluation prompts, at `eval_temperature`. All metrics except "

@@ -4,7 +4,7 @@ The checks import neither torch nor transformers, and run no code from the model
 
 All supported models are decoders with rotary positions, causal attention over the whole context,
 and the module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`, `lm_head`.
-Hugging Face's code computes the parts that differ between models, such as biases and tied heads.
+Hugging Face's code handles the parts that differ between models, such as biases and tied heads.
 """
 
 from configurator import UserError

@@ -27,7 +27,7 @@ from typing import IO, Any
 from support import code_version
 from support.json_shapes import check_shape
 
-# A run may continue with other values of these settings, because they do not change an update.
+# A run may continue with other values of these settings, because they normally change no update.
 # For some of them, the dict CHANGES_THROUGH below sets a condition.
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
@@ -139,8 +139,8 @@ def _check_entries(out_dir: Path) -> None:
             raise UserError(f"{path} must be a folder, because a run writes to it; remove it")
         if not is_folder and not path.is_file():
             raise UserError(f"{path} must be a plain file, because a run writes to it; remove it")
-    # transformers would write through links in a model folder. `checkpoint.export` replaces the
-    # whole folder, so this check is only a second guard.
+    # transformers would write through links in a model folder. Links in an old folder do no harm,
+    # because `checkpoint.export` writes a new folder in its place. This check is a second guard.
     for pattern in MODELS:
         for path in sorted(out_dir.glob(f"{pattern}/*")):
             _check_no_link(path)

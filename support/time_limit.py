@@ -176,7 +176,7 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            self.wakes_at = math.inf  # a limit that begins after this line wakes the thread
+            self.wakes_at = math.inf  # so each new limit wakes the thread: `limits` may lack it
             limits = list(TimeLimit.active)
             self._ring(limits)
             self.wakes_at = min((limit.rings_at for limit in limits), default=math.inf)

@@ -211,8 +211,8 @@ def assert_mean(values, reference, reference_values=256):
 def assert_fraction(hits, reference, reference_values=256):
     """Assert that the share of 1s in `hits` is within 3.5 combined standard errors of `reference`.
 
-    The std comes from the share of 1s in `hits` and RAGEN's instances together, because the std
-    of hits that are all equal is 0.
+    The std comes from the share of 1s among all values, `hits` and RAGEN's instances together,
+    because the std of hits that are all equal is 0.
     """
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), reference_values

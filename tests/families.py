@@ -1,7 +1,8 @@
 """Write small random models of every supported family, as transformers itself saves them.
 
-The chat templates are our own. Without tools they render the same text as the published templates
-of Qwen2.5-0.5B-Instruct, Qwen3-0.6B, SmolLM2-135M-Instruct and SmolLM3-3B.
+The chat templates are our own. For a conversation that begins with a system message and has no
+tools, they render the same text as the published templates of Qwen2.5-0.5B-Instruct, Qwen3-0.6B,
+SmolLM2-135M-Instruct and SmolLM3-3B.
 """
 
 from configurator import Config

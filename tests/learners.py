@@ -13,7 +13,8 @@ from engine import make_engine
 from learner import Learner
 from rollout import Trajectory, Turn
 
-# Tests use only built-in estimators, because a user's estimator may lack the tested properties.
+# Tests of every estimator run on the built-in ones, because a user's estimator may lack the tested
+# properties.
 BUILT_IN = (
     "gae",
     "bi_level_gae",

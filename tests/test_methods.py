@@ -86,7 +86,7 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
         ([2, 4, 1], False, [-1, 3 / 2]),
-        # The distance of a state without a plan is twice the first distance: 2 * 2, then 2 * 3.
+        # A state without a plan has twice the first distance: 2 * 2 in the next row, then 2 * 3.
         ([2, None, None], False, [-1, 0]),
         ([3, None, 1], False, [-1, 5 / 3]),
         ([3, 0], True, [1]),

@@ -261,8 +261,8 @@ def test_clips_act_on_mismatch_in_the_first_step():
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
         # If the trainer recomputes the old log-probs, the torch engine still returns its own, so
         # sequence_mask has an effect. vLLM then returns no log-probs, so sequence_mask compares the
-        # policy with itself. sequence_ratio removes the importance weights. These weights need the
-        # engine's log-probs, so sequence_ratio then has an effect with the torch engine only.
+        # policy with itself. sequence_ratio removes the importance weights, which need the
+        # engine's log-probs. So sequence_ratio has an effect with the torch engine, not with vLLM.
         assert inert_settings(again, ["sequence_mask", "sequence_ratio"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
     without_engine = ["sequence_mask", "sequence_ratio"]

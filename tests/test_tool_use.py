@@ -170,12 +170,12 @@ def test_tasks_have_their_calls_and_right_answers(kind, num_calls):
                     good = own <= int(value[1:]) if value[0] == "<" else own == value
                     fits -= set() if good else {name}
             assert {call.removeprefix("answer ") for call in env.last_calls} == fits
-        elif kind == "fetch":  # What is the KEY of the town stored as KEY?
+        elif kind == "fetch":  # What is the FACT of the town stored as KEY?
             assert last == f"answer {facts[store[words[-1]]][words[3]]}"
-        elif kind == "sum":  # What is the KEY of NAME plus the KEY of NAME?
+        elif kind == "sum":  # What is the FACT of NAME plus the FACT of NAME?
             total = facts[words[5]][words[3]] + facts[words[-1]][words[3]]
             assert last == f"answer {total}"
-        else:  # Put the KEY of the town stored as KEY plus the number stored as KEY into KEY.
+        else:  # Put the FACT of the town stored as KEY plus the number stored as KEY2 into KEY3.
             total = facts[store[words[8]]][words[2]] + int(store[words[-3]])
             assert last == f"put {words[-1]} {total}"
         for call in env.plan(99, 1):

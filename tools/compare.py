@@ -6,8 +6,8 @@
     python -m tools.compare A vs B --threshold=80  # costs of reaching 80 % success
     python -m tools.compare A vs B --out=out/a_b   # writes out/a_b.md, .csv, .png and .pdf
 
-An arm is one method: finished runs that differ only in the seed. All arms must be scored on the
-same prompts. Without --out, the command writes the files A_vs_B.md, .csv, .png and .pdf in
+An arm is one method: finished runs that train alike, except for the seed. All arms must be scored
+on the same prompts. Without --out, the command writes the files A_vs_B.md, .csv, .png and .pdf in
 out/comparisons/. The 95 % intervals are over prompts and seeds (support/statistics.py).
 """
 

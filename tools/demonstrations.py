@@ -238,9 +238,10 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
     """Read a file of demonstrations, and tokenize the games.
 
-    A line is illegal if it is no demonstration, if a reply or the first turn is too long, or if the
-    game is on an evaluation prompt. sft_eval_games=True allows games on evaluation prompts. Without
-    context_turns, a game longer than max_context_tokens loses its last turns.
+    A line is illegal if it is no demonstration, if the game is on an evaluation prompt, if a reply
+    is too long, or if the first turn is too long (without context_turns). sft_eval_games=True
+    allows games on evaluation prompts. Without context_turns, a game longer than max_context_tokens
+    loses its last turns.
 
     Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():

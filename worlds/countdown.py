@@ -134,8 +134,8 @@ def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
     """Join two of the parts by + - * /, in all ways. A part is the (value, text) of an expression.
 
     Returns: lists of parts. Each list begins with the joined part, whose value is a whole number
-        above 0; the other parts follow. Each joined part begins one list for each order of the
-        other parts.
+        above 0; the other parts follow. There is one list for each joined part and each order of
+        the other parts.
     """
     results = []
     for (x, left), (y, right), *rest in permutations(parts):

@@ -223,8 +223,9 @@ def test_half_of_the_games_begin_with_few_actions_left(chat):
     games = [head for head in heads if head.startswith("Turn 1") and "Arms" not in head]
     left = [int(head.split(", ")[1].split()[0]) for head in games]
     assert set(left) == set(range(1, 11))
-    # Half of the games start with 0 to 9 actions used, and 9 of these 10 numbers leave fewer than
-    # 10 actions. So 0.5 * 9 / 10 = 0.45 of all games start with fewer than 10 actions left.
+    # In half of the games, the number of actions already used is drawn from 0 to 9, and 9 of these
+    # 10 numbers leave fewer than 10 actions. So 0.5 * 9 / 10 = 0.45 of all games start with fewer
+    # than 10 actions left.
     assert 0.4 < sum(n < 10 for n in left) / len(left) < 0.5
 
 

@@ -28,7 +28,7 @@ class Truth:
     """Returns of continued games. For each of K turns, m games go on from the state before the
     turn, and m others first repeat the turn's reply."""
 
-    before: ndarray  # (K, m) returns of the games that go on before the turn
+    before: ndarray  # (K, m) returns of the games that go on from before the turn
     reply: ndarray  # (K, m) returns of the games that first repeat the reply
 
     def among(self, mask: ndarray) -> "Truth":

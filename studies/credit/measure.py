@@ -12,9 +12,10 @@ each. The script computes for every turn
     python -m studies.credit.measure out/A out/A_s1 out/A_s2 --out=out/credit_A  # seeds of one run
     python -m studies.credit.measure out/A --checkpoints=end --draws=64 --num_groups=64
 
-Runs must keep their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
-model before training, "end" the newest checkpoint. A checkpoint that has a file in OUT/cases is not
-measured again. Results go to OUT/credit.json, .md and .png (explained in studies/credit/README.md).
+To measure checkpoints between start and end, train with --save_every=20 --keep_checkpoints=99.
+"start" is the model before training, "end" the newest checkpoint. A checkpoint that has a file in
+OUT/cases is not measured again. Results go to OUT/credit.json, .md and .png (explained in
+studies/credit/README.md).
 """
 
 from configurator import Config, UserError

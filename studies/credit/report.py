@@ -201,8 +201,8 @@ def cells_of(numbers: Numbers, headings: dict[str, str]) -> list[str]:
 
 def describe_truth(facts: dict[str, float]) -> str:
     text = (
-        f"Each seed has {facts['games']:.0f} games with {facts['turns']:.0f} turns; "
-        f"{100 * facts['success']:.0f} % of the games are won. For each turn, "
+        f"On average, a seed has {facts['games']:.0f} games with {facts['turns']:.0f} turns, and "
+        f"{100 * facts['success']:.0f} % of its games are won. For each turn, "
         f"{facts['draws']:.0f} continuations start before the reply, and {facts['draws']:.0f} "
         f"others first repeat the reply. A seed takes {facts['cpu_s']:.0f} CPU-seconds.\n"
         "The continuations estimate the true advantage of each turn, with a standard error of "
@@ -214,8 +214,8 @@ def describe_truth(facts: dict[str, float]) -> str:
         return f"{text}The advantages differ by no more than the noise: take more continuations."
     return (
         f"{text}Exact advantages would have a rank correlation of about {facts['ceiling']:.2f} "
-        f"with the estimates. {facts['draws_for_0.95']:.0f} continuations would raise the ceiling "
-        "of Pearson's correlation to 0.95."
+        f"with the estimates. With {facts['draws_for_0.95']:.0f} continuations of each kind, their "
+        "Pearson correlation would be about 0.95."
     )
 
 

@@ -128,7 +128,10 @@ def grow(quantity: str, runs: dict[int, list[str]], repeats: int) -> dict[str, o
 
 
 def run_training(*arguments: str, ranks: int = 1, iterations: int = 4) -> dict[str, float]:
-    """Run train.py. Returns: metric -> median over all iterations except the first."""
+    """Run train.py.
+
+    Returns: metric -> median over all iterations except the first. "wall_s" is the sum of the
+    medians of rollout_s and update_s."""
     shutil.rmtree(OUT_DIR, ignore_errors=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     settings = [f"--num_iterations={iterations}", f"--out_dir={OUT_DIR}", "--filter_keep=1.0"]

@@ -144,7 +144,7 @@ class HuggingFace:
         self.keep = keep
         self.num_steps = 0
         self.waiting: list[tuple[int, list[int], int]] = []  # key, history, max_tokens
-        self.keys: list[int] = []  # key of the trajectory in each row (see `forget`)
+        self.keys: list[int] = []  # the trajectory in each row of `ids` and `mask`
         self.forget()
 
     @property
@@ -186,7 +186,7 @@ class HuggingFace:
     def forget(self, num_rows: int = 0) -> None:
         self.cache = DynamicCache() if self.keep else None
         self.ids = torch.zeros(num_rows, 0, dtype=torch.long)  # (B, T)
-        self.mask = self.ids.clone()  # (B, T), 0 on padding
+        self.mask = self.ids.clone()  # (B, T), 0 on padding and beyond max_tokens
 
     def select(self, keys: Sequence[int]) -> None:
         rows = torch.tensor([self.keys.index(key) for key in keys])

@@ -175,8 +175,8 @@ class Household(World):
 
         `World.search` passes these things and places to `effects` as `only`.
 
-        If several target places are in the same state, such as closed, the first one is enough,
-        apart from the place where the player is and places with a wanted thing."""
+        If several target places are in the same state, such as closed, only the first of them is
+        returned. The places of the player and of wanted things are always returned."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:

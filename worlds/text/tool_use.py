@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
     call: str
     proof: str  # the call is not needed once `ToolUse.proofs` contains this text
-    note: str  # the fact that the call shows; `ToolUse.statements` lists it
+    note: str  # what the call shows; `ToolUse.statements` lists it
 
 
 class Task(NamedTuple):
