@@ -290,7 +290,7 @@ class Config:
     # -- diagnostics
     # iterations between measurements of the mutual information of thoughts and prompts; 0 = never
     collapse_every: Natural = 0
-    collapse_pairs: Pairs = 64  # maximum of measured thoughts, of first turns and of random turns
+    collapse_pairs: Pairs = 64  # at most this many thoughts of first turns, and of random turns
     # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
 

@@ -54,7 +54,7 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
     rest = text
     tags = ("think", "answer") if think else ("answer",)
     for tag in tags:
-        before, _, rest = rest.partition(f"<{tag}>")  # rest is "" if the text has no <tag>
+        before, _, rest = rest.partition(f"<{tag}>")  # without <tag> in rest, rest becomes ""
         content[tag], closed, rest = rest.partition(f"</{tag}>")
         if not closed:
             return Parsed("", [], False)

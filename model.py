@@ -38,8 +38,8 @@ from support.preflight import check_driver
 # the processor's cache. On a GPU, large chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 # torch.compile keeps at most this many versions of one function; further versions run uncompiled.
-# The default is 8, and the norms of Qwen3 alone need up to 8. The versions of a norm differ in
-# three things: width (hidden states or heads), trained or frozen weights, and gradients on or off.
+# The default, 8, leaves no room: the norms of Qwen3 need up to 8 (2 x 2 x 2). They differ in three
+# things: width (hidden states or heads), trained or frozen weights, and gradients on or off.
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # no bars for loading and saving, which take only seconds

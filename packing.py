@@ -37,7 +37,7 @@ except ImportError:
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # A piece with a context has more keys than queries. Below this ratio of keys to queries, it is
-# faster to compute the queries of the context again, with a causal kernel, than to use a mask (see
+# faster to give a causal kernel the queries of the context, too, than to use a mask (see
 # `PackedLayout.masks`).
 MAX_CAUSAL_RATIO = 1.4
 

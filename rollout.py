@@ -186,7 +186,7 @@ def make_episode(config: Config, env: str = "") -> Episode:
         # Draw and cache the reserved instances now, because `reset` has a time limit.
         reserved_keys(environment.spec, *environment.also_reserved)
     if config.reward_density == "plan":
-        check_uses(environment, "reward_density=plan")  # raises without plan and optimal_length
+        check_uses(environment, "reward_density=plan")  # needs plan or optimal_length
     return Episode(environment, config)
 
 

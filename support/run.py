@@ -110,7 +110,7 @@ class Run:
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        # The last iteration whose settings give an evaluation other prompts or rules; 0 for none.
+        # The last iteration whose settings give other evaluation prompts or rules than `config`.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def report_if_finished(self) -> bool:

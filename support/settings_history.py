@@ -81,7 +81,7 @@ def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
 
 
 def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
-    """The last iteration with settings that give evaluations other prompts or rules; 0 for none."""
+    """The last iteration whose settings give other evaluation prompts or rules than now, or 0."""
     present = _evaluation_of(config)
     last = 0
     for until, settings in earlier:

@@ -176,7 +176,7 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            self.wakes_at = math.inf  # so each new limit wakes the thread: `limits` may lack it
+            self.wakes_at = math.inf  # wake for each new limit: `limits` may not have it yet
             limits = list(TimeLimit.active)
             self._ring(limits)
             self.wakes_at = min((limit.rings_at for limit in limits), default=math.inf)

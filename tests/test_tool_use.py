@@ -161,7 +161,7 @@ def test_tasks_have_their_calls_and_right_answers(kind, num_calls):
         words = env.question.rstrip("?.").split()
         last = env.plan(99, 1)[-1]
         store = env.store
-        if kind == "find":  # Which town has KEY VALUE and KEY VALUE?
+        if kind == "find":  # Which town has FACT VALUE and FACT VALUE?
             conditions = " ".join(words[3:]).replace("at most ", "<").split(" and ")
             fits = set(facts)
             for key, value in (condition.split() for condition in conditions):
@@ -345,8 +345,9 @@ RIVERS = [
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
         # The question names no title, so the query is all words of the question.
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
-        # If neither the title in the question nor all its words find the answer, the second query
-        # is the title of a passage with the answer.
+        # A search for the title in the question would not show the answer, nor would a search for
+        # all words of the question. So the player searches for the title, and then for the title
+        # of a passage with the answer.
         (
             "Where is Mozart from, the Rhine?",
             "Mediterranean",

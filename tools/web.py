@@ -82,7 +82,7 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     parts = []
     num_bytes = 0
     while num_bytes <= MAX_BYTES:
-        part = response.read1(65536)  # read() has no limit if the server gives the size -1
+        part = response.read1(65536)  # read(65536) would not limit a chunk of size -1
         if not part:
             body = b"".join(parts)
             if expected not in (None, num_bytes):

@@ -75,7 +75,8 @@ def test_a_sign_begins_when_the_level_has_left_the_first_one():
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
     assert beginnings(row, Sign("entropy", True, 5.0)) == []
     assert beginnings(row, Sign("entropy", False, 1.25)) == []
-    negative = make_row([0.5] * 6, entropy=[-1.0] * 30)  # a sign needs a first level above 0
+    # No sign begins if the median of the first five values is not above 0.
+    negative = make_row([0.5] * 6, entropy=[-1.0] * 30)
     assert beginnings(negative, Sign("entropy", False, 2.0)) == []
     falling = make_row([0.5] * 6, entropy=[1 / value if value else None for value in values])
     assert beginnings(falling, Sign("entropy", False, 2.0)) == [17]

@@ -62,8 +62,9 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 def _check_pools(runs: dict[str, Config]) -> None:
     """Raise UserError if two runs with the same environment and estimator have the same seed, or
-    differ in another setting. The check ignores WITHOUT_EFFECT (support/seed_groups.py) and,
-    in a run's present settings, those that `_credit_settings` replaces. The report averages runs
+    differ in another setting. The check ignores WITHOUT_EFFECT (support/seed_groups.py). In
+    a run's present settings, but not in earlier ones, it also ignores what `_credit_settings`
+    replaces. The report averages runs
     with one environment and estimator as seeds of a method."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():

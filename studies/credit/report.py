@@ -214,8 +214,8 @@ def describe_truth(facts: dict[str, float]) -> str:
         return f"{text}The advantages differ by no more than the noise: take more continuations."
     return (
         f"{text}Exact advantages would have a rank correlation of about {facts['ceiling']:.2f} "
-        f"with the estimates. With {facts['draws_for_0.95']:.0f} continuations of each kind, their "
-        "Pearson correlation would be about 0.95."
+        f"with the estimates. With {facts['draws_for_0.95']:.0f} continuations of each kind, the "
+        "Pearson correlation of exact advantages and estimates would be about 0.95."
     )
 
 

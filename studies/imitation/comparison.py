@@ -440,9 +440,10 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
-    """Return name of a row -> (shares of games won, [mean CPU-s, mean sampled tokens]).
+    """Return the results in the world `name`, for each row (player or method) of the table.
 
-    The shares have the shape (seeds, prompts)."""
+    Returns: row -> (shares of games won, [mean CPU-s, mean sampled tokens]). The shares have the
+        shape (seeds, prompts)."""
     found = {}
     players = read_row(name, "players", 0)
     if players:

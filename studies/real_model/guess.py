@@ -1,7 +1,7 @@
 """Make the tables and pictures of the guessing game from the runs in studies/real_model/guess/.
 
 A run is a JSON file with "curve" (iteration -> success on the evaluation prompts) and "series"
-(metric -> its value in every iteration).
+(metric -> its value in every iteration). "other_numbers" has the success with the numbers 1 to 31.
 """
 
 from collections.abc import Sequence

@@ -8,8 +8,9 @@
 A piece is a group of measurements (cases). A piece runs in a process of its own (gpu_pieces.py),
 which is stopped after 4 minutes at the latest. If a case breaks the process, the remaining cases
 run in a new process. Results are appended to out/gpu/results.jsonl. The next call skips measured
-pieces and repeats failed pieces last, but `environment` first. --out_dir=PATH sets another folder,
---model=NAME the model of the piece `flagship`. Without vLLM, the pieces that need it are skipped.
+pieces and repeats failed pieces last (`environment` keeps its place). --out_dir=PATH sets another
+folder, --model=NAME the model of the piece `flagship`. Without vLLM, the pieces that need it are
+skipped.
 """
 
 from configurator import Config, UserError, load_config

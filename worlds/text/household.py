@@ -176,7 +176,8 @@ class Household(World):
         `World.search` passes these things and places to `effects` as `only`.
 
         If several target places are in the same state, such as closed, only the first of them is
-        returned. The places of the player and of wanted things are always returned."""
+        returned, because one is enough for a shortest plan. The places of the player and of
+        wanted things are always returned."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
