@@ -75,7 +75,8 @@ def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
     """Return a curve without the overrides that equal a default of SftConfig, so that equal runs
     have equal folder names.
 
-    If a config file changes a setting and a curve needs the default again, call `Curve` itself."""
+    An override that is left out cannot restore a default that a config file changes. To restore a
+    default, call `Curve` itself, which keeps all overrides."""
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 
@@ -218,7 +219,8 @@ def estimators() -> dict[str, Curve]:
     # Sokoban has longer games than FrozenLake, so an iteration has fewer groups. Sokoban's rewards
     # are larger, so the format penalty is larger.
     sokoban = {"num_groups": 16, "format_penalty": -1.0}
-    # With "plan" a game pays at most 1, so the format penalty is small.
+    # With the reward density "plan" (methods.py:shape_rewards), the rewards of a game sum to 1 at
+    # most, so the format penalty is small.
     plan = {"reward_density": "plan", "format_penalty": -0.1}
     curves = {}
     for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):

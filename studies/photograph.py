@@ -13,7 +13,8 @@ SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def open_browser(playwright: "Playwright") -> "Browser":
-    """Start headless Chromium: the one of playwright, or else that of the system.
+    """Start headless Chromium. If playwright's own Chromium is not installed, start the Chromium or
+    Chrome of the system.
 
     Raises:
         UserError: no Chromium is installed.
@@ -28,7 +29,9 @@ def open_browser(playwright: "Playwright") -> "Browser":
 
 
 def photograph(browser: "Browser", html: Path, index: int, path: Path) -> None:
-    """Save a screenshot of the last turn of trajectory `index`, 2560 by 1720 pixels."""
+    """Open the page `html` at the last turn of trajectory number `index`. Save a screenshot of
+    2560 by 1720 pixels in the file `path`.
+    """
     page = browser.new_page(viewport={"width": 1280, "height": 860}, device_scale_factor=2)
     page.goto(html.resolve().as_uri())
     page.evaluate(f"show({index}, Infinity)")

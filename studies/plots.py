@@ -1,4 +1,8 @@
-"""Plots of the studies: metrics over iterations, with reference players as labelled lines."""
+"""Plot metrics of runs over iterations, for the pictures that studies/reproduce.py writes.
+
+In the panels of the success rate, labelled lines show the success of reference players: random,
+greedy or optimal players.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,7 +140,8 @@ def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
 
 
 def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return I iterations (I,), and the values of S seeds (S, I) with NaN for missing values."""
+    """Return the I iterations in which any of the S seeds has a value of the metric, and the values
+    (S, I). NaN means that a seed has no value in an iteration."""
     seeds = [series(row).get(metric, {}) for row in rows]
     iterations = sorted(set().union(*seeds))
     values = []

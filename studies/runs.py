@@ -157,8 +157,9 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
     "demonstrations" counts each demonstration once, "times shown" each time that SFT trains on it.
     "instances" counts the initial states, one for each group. "tokens, expert" counts a token of a
     reply each time that SFT trains on it. "tokens, policy" counts the tokens of replies in
-    rollouts, without the further rounds of dynamic sampling. The CPU times do not include
-    evaluations.
+    rollouts. With dynamic sampling (sampling_rounds > 1), an iteration can sample more than
+    num_groups groups. But "instances", "rollouts" and "tokens, policy" are computed as if every
+    iteration sampled exactly num_groups groups. The CPU times do not include evaluations.
     """
     shown = 0
     different = 0

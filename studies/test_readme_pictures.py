@@ -112,8 +112,9 @@ def write_run(folder, *, moves):
     """Write the folder of a run with three games: two are lost after one turn each, and the third
     is won after three turns.
 
-    Args: moves: the direction in which the agent moves in the first turn of each game. The
-        action of this turn is Right, so ["Down"] is a slip."""
+    Args: moves: a list with the direction in which the agent moves in the first turn of each game.
+        The agent chooses Right in this turn. With ["Down"], the agent slips: it moves in another
+        direction than the chosen one."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}
     lost = record(LAKE, [turn], step=20, group=3, kept=True, filter_value=0.5)
     first = {**lost, "step": 1}

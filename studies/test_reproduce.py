@@ -503,8 +503,9 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """The hours of seed 0 come from the row of seed 1, although the two runs also differ in the
-    setting `model`, a path that names the seed."""
+    """Seed 0 has no row, so its hours come from the row of seed 1. The runs of the two seeds start
+    from different models of SFT: the setting `model` is a path that names the seed. The estimate
+    must ignore this difference."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )
@@ -590,7 +591,8 @@ def test_two_iterations_of_one_entry_per_experiment(results, monkeypatch):
         return SimpleNamespace(returncode=0)
 
     launch_with(monkeypatch, run_here)
-    # The runs start in threads of a pool, but `Interruption` needs the main thread for signals.
+    # reproduce.py starts the runs in threads of a pool. `Interruption` sets signal handlers, and
+    # Python allows this only in the main thread. So `nobody` takes the place of `Interruption`.
     nobody = nullcontext(SimpleNamespace(requested=lambda: False))
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
     experiments = {}

@@ -95,7 +95,8 @@ CASES = {  # case -> number of trajectories, settings
     "a reference": (9, dict(kl_coef=0.1)),
     "clipping": (9, dict(grad_clip=1e-3)),
     "an LM head of its own": (9, dict(model="qwen3_untied")),
-    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # 2 ranks split 3 rows of matrix A
+    # With lora_rank=3, matrix A has 3 rows: rank 0 holds two rows, and rank 1 holds one.
+    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),
 }
 
 

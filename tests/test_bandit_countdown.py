@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_bandit_is_the_documented_exception():
-    # A pair of arms has only two prompts, which all splits share.
+    # Splits share no instance, unless the environment has repeats = True (envs.py). Bandit has
+    # repeats = True, because a pair of arms has only two prompts. All splits share the two prompts.
     env = make_env("bandit")
     both = {"Arms: Phoenix, Dragon", "Arms: Dragon, Phoenix"}
     for split in envs.SPLITS:

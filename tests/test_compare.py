@@ -185,8 +185,9 @@ def test_costs_up_to_a_success_rate(two_arms, capsys):
     assert "| rloo | 2 of 3 | 3 | 640 |" in text  # seeds 1 and 2 reach 50 % after two iterations
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    # Without --threshold, the costs are those of the highest multiple of 5 % success that every
-    # run reaches. GRPO reaches only 25 %, and every run starts at 25 %.
+    # Without --threshold, compare.py shows the costs of one success rate: the highest multiple of
+    # 5 % that every run reaches. This rate is 25 % here, because GRPO reaches only 25 %, and every
+    # run starts at 25 %.
     assert "## Cost of 25 % success" in text
     assert "| rloo | 3 of 3 | reached before RL | reached before RL |" in text
 

@@ -211,8 +211,9 @@ def varies_by_turn_only(update):
 def doubles_the_advantages(update, neutral):
     """Whether advantages are twice those of GRPO.
 
-    Each trajectory has one turn, and all turns of a group start in the same state, so the two terms
-    of GiGPO are equal.
+    With state_weight=1, GiGPO adds two terms: the first compares the trajectories of a group, the
+    second compares turns of a group that start in the same state. Here each trajectory has one
+    turn, and all turns of a group start in the same state, so the two terms are equal.
     """
     scores = scores_of(update)
     grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)
@@ -260,7 +261,9 @@ METHODS = {
         dict(estimator="turn_ppo", turn_gamma=0.99, turn_lam=0.9),
         lambda u, n: spread(u) > 0 and varies_by_turn_only(u) and trains_critic(u),
     ),
-    # Reward norms: GRPO with "mean" and Dr. GRPO with "mean_std" equal plain GRPO.
+    # Reward norms. "mean" does not change the update of GRPO, because GRPO subtracts the mean of a
+    # group anyway. Dr. GRPO does not divide by the std, so "mean_std" turns Dr. GRPO into
+    # plain GRPO.
     "mean": (dict(reward_norm="mean"), same_gradient),
     "mean_std": (dict(reward_norm="mean_std", estimator="dr_grpo"), same_gradient),
     "asym_clip": (dict(reward_norm="asym_clip", estimator="dr_grpo"), clips_normalised_scores),
@@ -368,8 +371,8 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
 def test_the_kl_term_ignores_differences_between_engine_and_trainer(trained_folder, estimator):
-    """If the mismatch between engine and trainer counted as KL, dividing the advantages by their
-    std would magnify the mismatch."""
+    """The log-probs of the engine differ a little from those of the trainer. If this difference
+    counted as KL, dividing the advantages by their std would magnify the difference."""
     kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     learner = make_learner(trained_folder, estimator=estimator, **kl)
     kept, _ = collect_and_target(learner)

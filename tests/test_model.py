@@ -185,9 +185,9 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
-    # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. For
-    # both long pieces, the kernel also gets the queries of the context. The outputs of the
-    # context's queries are dropped.
+    # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. A
+    # causal kernel needs as many queries as keys, so the kernel also gets the queries of the
+    # context. The outputs of the context's queries are dropped.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(

@@ -207,8 +207,9 @@ def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch)
 
 @pytest.mark.slow
 def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monkeypatch):
-    """Qwen3's norms need seven compiled versions here. The test sets dynamo's recompile limit to 4,
-    so compile_blocks must raise it. Beyond the limit, a function would silently run uncompiled."""
+    """Qwen3's norms need seven compiled versions in this test. Beyond dynamo's recompile limit, a
+    function would silently run uncompiled. The test sets the limit to 4, so compile_blocks must
+    raise the limit."""
     compile_without_compiler(monkeypatch)
     monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)

@@ -351,7 +351,9 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
         # RAGEN-2 divides mi by the moving average of marginal_std. It does not average z-scores.
         zscore = second[f"mi_zscore_ema_{sampling}"]
         assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
-    oldest = {"mi_zscore_ema_first": 5.0}  # an earlier version wrote no marginal_std_ema
+    # The row `oldest` is from an earlier version of the code, which wrote no marginal_std_ema. So
+    # the row adds nothing to the moving average.
+    oldest = {"mi_zscore_ema_first": 5.0}
     assert measure(policy, played, chat, seed=1, history=[oldest]) == first
 
 

@@ -249,7 +249,8 @@ def test_the_cap_of_importance_weights_is_for_mismatch():
 def test_clips_act_on_mismatch_in_the_first_step():
     """In bfloat16, trainer and engine log-probs differ, so PPO's ratio in the first step is not 1.
 
-    Old values come from the critic itself, so value_clip has no effect.
+    The old values come from the critic before the update. In the first step, the critic still has
+    the weights that gave the old values, so value_clip has no effect.
     """
     clips = ["clip_low", "clip_high", "dual_clip"]
     given = [*clips, "sequence_ratio", "value_clip"]
@@ -259,10 +260,10 @@ def test_clips_act_on_mismatch_in_the_first_step():
         assert list(inert_settings(replace(config, **changes), given)) == ["value_clip"]
         again = replace(config, **changes, recompute_old_logprobs=True)
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
-        # If the trainer recomputes the old log-probs, the torch engine still returns its own, so
-        # sequence_mask has an effect. vLLM then returns no log-probs, so sequence_mask compares the
-        # policy with itself. sequence_ratio removes the importance weights, which need the
-        # engine's log-probs. So sequence_ratio has an effect with the torch engine, not with vLLM.
+        # With recompute_old_logprobs=True, the torch engine still returns log-probs, but vLLM
+        # returns none. Without the engine's log-probs, sequence_mask compares the policy with
+        # itself, and the importance weights, which sequence_ratio removes, are all 1. So both
+        # settings have an effect with the torch engine, and no effect with vLLM.
         assert inert_settings(again, ["sequence_mask", "sequence_ratio"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
     without_engine = ["sequence_mask", "sequence_ratio"]

@@ -59,7 +59,12 @@ OPTIONAL = {
 
 
 def commands():
-    """Yield the words of every command in PAGES, and the text that may tell its cost."""
+    """Yield (words of the command, text) for every command in PAGES.
+
+    test_what_takes_long_is_said_beside_it looks for the cost of the command in the text. If the
+    command is in a block of three or more lines and has a comment, the text is this comment.
+    Otherwise the text is the heading and the paragraphs around the command.
+    """
     for page in PAGES.values():
         paragraphs = page.replace("\\\n", " ").split("\n\n")
         heading = ""

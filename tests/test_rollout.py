@@ -502,7 +502,8 @@ def test_only_new_tokens_are_prefilled(trained_model, chat):
     engine = make_engine(config, trained_model, chat)
     played = collect(engine, chat, config, STARTS, **OPTIONS)
     first = sum(len(t.turns[0].prompt_ids) - 1 for t in played if t.member == 0)
-    # In a later turn, prefill takes the last sampled token and the prompt without its last token.
+    # For a later prompt of n tokens, the engine prefills n tokens: the last token of the reply
+    # before this prompt, and all tokens of the prompt but the last.
     later = sum(len(turn.prompt_ids) for t in played for turn in t.turns[1:])
     assert later > 0 and engine.num_prefilled == first + later
     assert not engine.busy and engine.histories == engine.prompt_owner == {}

@@ -441,7 +441,7 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
         pytest.param(
             [f"python -c 'import calc'; {FIX_ADD}; {FIX_MUL}"], 1.0, marks=pytest.mark.slow
         ),
-        # output with zero bytes hides no line of the report
+        # calc.py prints NUL bytes; these bytes hide no line of pytest's report
         pytest.param(
             [FIX_ADD, FIX_MUL, SHOW_OUTPUT, f"sed -i '1i import os; {PRINT_ZEROS}' calc.py"],
             1.0,

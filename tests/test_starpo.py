@@ -184,8 +184,9 @@ NORMALISED = [
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
-    # The stds of the groups are 3 / sqrt(2) and sqrt(2). Rewards are divided by the std of the
-    # group, and all scores become +-1 / sqrt(2).
+    # The stds of the groups are 3 / sqrt(2) and sqrt(2). Each score becomes (score - mean) / std =
+    # +-1 / sqrt(2). Each reward is divided by the std of the group. Then the reward of the last
+    # turn is changed so that the rewards of a trajectory sum to the new score.
     ("mean_std", "group", [R2 / 3, 1 / R2 - R2 / 3, -1 / R2, 4 / R2, 1 / R2 - 4 / R2, -1 / R2]),
     # The deviations 1/4, -11/4, 9/4, 1/4 have variance (1 + 121 + 81 + 1) / 16 / 3 = 17/4.
     ("mean_std", "batch", [1 / R6, -0.75 / R6, -2.75 / R6, 4 / R6, -1.75 / R6, 0.25 / R6]),
@@ -618,10 +619,11 @@ def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
 def test_bi_level_gae_by_hand():
     # The turns have 2 and 1 tokens, with r = 0, 0, 1 and V = 1, 2, 3.
     # Both gammas are 0.5, and both lambdas are 1.
-    # The second turn has A = 1 - 3 = -2 and return 1.
-    # The first turn has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return 0.5.
-    # From the last token to the first, A is -2, 0.5 - 2 = -1.5 and
-    # 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
+    # The V of a turn is the V of its last token: 2 and 3.
+    # The second turn has A = 1 - 3 = -2 and return A + V = 1.
+    # The first turn has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return A + V = 0.5.
+    # The return of a turn becomes the reward of its last token. From the last token to the first,
+    # A is 1 - 3 = -2, 0.5 - 2 = -1.5 and 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
     discounts = starpo.Discounts(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     advantages, returns = starpo.bi_level_gae(
         doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], discounts
@@ -879,7 +881,8 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
 @pytest.mark.parametrize(
     "aggregation, expected",
     [
-        # The comments give the weights divided by the number of tokens, 4.
+        # The loss divides each weight by the number of tokens, 4. The comment of a row gives the
+        # weights after this division.
         ("token_mean", [1, 1, 1, 1]),  # 1/4
         ("seq_mean_token_mean", [2, 2 / 3, 2 / 3, 2 / 3]),  # 1/2 * (1, 1/3, 1/3, 1/3)
         ("seq_mean_token_sum", [2, 2, 2, 2]),  # 1/2
@@ -1197,7 +1200,9 @@ def test_errors_name_what_was_given(call, message):
 
 def test_importance_weights_by_hand():
     new, rollout = torch.tensor([-1.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.5, -1.0])
-    # The old log-probs are the engine's, so the weight is min(1, cap / ratio).
+    # `new` has the log-probs of pi, and `rollout` has those of pi_engine.
+    # The old log-probs are the engine's, so ratio = pi / pi_engine, and the weight
+    # min(ratio, cap) / ratio is min(1, cap / ratio).
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
     # The old log-probs are the trainer's. Before the first optimizer step of an update, pi is
@@ -1214,7 +1219,10 @@ def test_importance_weights_by_hand():
 
 
 def test_importance_weights_truncate_the_gradient():
-    """For A < 0 and ratios above 1, d loss / d logprob becomes -min(pi / pi_engine, cap) A."""
+    """The weight bounds the gradient of a token with A < 0 and ratio pi / pi_old above 1.
+
+    PPO does not clip this token. With the weight, d loss / d logprob is
+    -min(pi / pi_engine, cap) A."""
     new = torch.tensor([1.5, 0.1], requires_grad=True)
     old, advantages = torch.zeros(2), torch.tensor([-1.0, -1.0])
     weights = starpo.importance_weights(new, old, old, 2.0)

@@ -80,8 +80,9 @@ def test_rate_interval_of_two_seeds_by_hand():
 
     `rate_interval` adds two instances with means 0 and 1, so the variance is (0.5^2 + 0.5^2) / 10 =
     0.05. A game has the variance 0.25, so eight instances with the variance 0.05 count like 0.25 *
-    8 / 0.05 = 40 games. The half width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the
-    interval is 0 to 1.
+    8 / 0.05 = 40 games. For two seeds, the 97.5 % quantile of Student's t is 12.7062, so the half
+    width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35. Rates are between 0 and 1, so the
+    interval is cut at 0 and 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)

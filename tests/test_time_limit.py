@@ -109,7 +109,8 @@ def alarm_without_handler():
 
 
 def own_alarm():
-    """Set an alarm for a first wait, as a user's code may do, and hang in a second wait."""
+    """Set an alarm, as a user's code may do. The alarm ends a first wait, and a second wait
+    hangs."""
 
     def give_up(*_):
         raise TimeoutError

@@ -71,7 +71,8 @@ def to_lines(rows):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A run with a bandit game before RL, two members of a group on a lake, and a Sokoban room."""
+    """A run with an evaluation and two iterations. The evaluation before RL has one bandit game.
+    Iteration 1 has two games of one group on a lake. Iteration 2 has one game in a Sokoban room."""
     folder = tmp_path_factory.mktemp("runs") / "a_run"
     folder.mkdir()
     first = "Turn 1 of 5, 10 actions left.\nP_\nOG"

@@ -206,8 +206,9 @@ def test_household_carries_one_thing():
 
 
 def test_household_stores_two_things_where_the_player_is():
-    """Two targets are open, and the player holds the first thing at the second target. The shortest
-    plan comes back to this target."""
+    """The task is to put two newspapers into one drawer. Both drawers are open, and the player is
+    at drawer 2 with newspaper 1. The shortest plan uses drawer 2: with drawer 1, a plan needs one
+    more command."""
     papers = (("newspaper 1", "armchair 1"), ("newspaper 2", "table 1"))
     env = opened(("household", "livingroom", "two", "newspaper", "drawer", "", papers))
     way = ["go to armchair 1", "take newspaper 1", "go to drawer 1", "open drawer 1"]
@@ -358,8 +359,9 @@ def test_a_win_is_worth_more_than_any_loss(density):
 def listed_otherwise(instance):
     """Return an instance that describes the same game in another way.
 
-    A quest gets reversed lists of links, furniture and facts, and a path that is longer by `look`.
-    The list of things in a household is reversed, and the things get new numbers.
+    A quest gets reversed lists of links, furniture and facts. Each link is written from its other
+    end, and the solution `path` gets one more command, `look`. The list of things in a household is
+    reversed, and the things get new numbers.
     """
     if instance[0] == "household":
         *parts, things = instance

@@ -10,9 +10,10 @@ one environment.
 Training begins with drills that ask one question each. Without this easy part, a model as small as
 the base model does not learn to read boards.
 
-No document starts on an evaluation or held-out board (RESERVED), not even with other symbols. The
-corpus lacks three things that test generalisation: the meanings of the Sokoban symbols in
-"newvocab", board sizes other than those of WORLDS, and the bandit arms of "jobs_test".
+No document starts on an evaluation or held-out board (RESERVED), or on a Sokoban board that differs
+from such a board only in its symbols. The corpus lacks three things that test generalisation: the
+meanings of the Sokoban symbols in "newvocab", board sizes other than those of WORLDS, and the
+bandit arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """

@@ -48,7 +48,8 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
     """Return a Qwen2 with random weights, and its tokenizer.
 
     Args: shape: layers x width, such as "4x128" (0.85 million parameters).
-    Raises: UserError for another form, a width that is not a multiple of 32, or too large a size.
+    Raises: UserError if `shape` does not have the form layers x width, if the width is not a
+        multiple of 32, or if a number is 0 or too large (MAX_LAYERS, MAX_WIDTH).
     """
     num_layers, width = _parse_shape(shape)
     tokenizer = build_tiny_tokenizer()
@@ -95,8 +96,9 @@ def _parse_shape(shape: str) -> tuple[int, int]:
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Learn byte-level BPE from `environment_texts`. No token joins two words, digits or cells.
 
-    The finished tokenizer uses QWEN2_SPLIT, because AutoTokenizer puts this pattern into the
-    tokenizer of every Qwen2 model. For `environment_texts`, LEARNING_SPLIT would give the same ids.
+    The merges are learned with LEARNING_SPLIT. The finished tokenizer uses QWEN2_SPLIT, because
+    AutoTokenizer puts this pattern into the tokenizer of every Qwen2 model. Both patterns give the
+    same ids for `environment_texts`.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

@@ -63,11 +63,11 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """The expected rank correlation of the estimated advantages with estimates from as many new
-        draws.
+        """The expected rank correlation of the estimated advantages with new estimates.
 
-        The formula of Spearman and Brown predicts this correlation from the rank correlation of two
-        sets of estimates, each from half of the draws. The result is NaN if the two sets do not
+        The new estimates would use new draws, as many as the present estimates. The formula of
+        Spearman and Brown predicts this correlation from the rank correlation of two sets of
+        estimates, each from half of the present draws. The result is NaN if the two sets do not
         correlate positively.
         """
         even = Truth(self.before[:, ::2], self.reply[:, ::2])

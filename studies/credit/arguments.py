@@ -62,10 +62,12 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 def _check_pools(runs: dict[str, Config]) -> None:
     """Raise UserError if two runs with the same environment and estimator have the same seed, or
-    differ in another setting. The check ignores WITHOUT_EFFECT (support/seed_groups.py). In
-    a run's present settings, but not in earlier ones, it also ignores what `_credit_settings`
-    replaces. The report averages runs
-    with one environment and estimator as seeds of a method."""
+    differ in another setting.
+
+    The report averages runs with one environment and estimator as seeds of a method. The check
+    ignores WITHOUT_EFFECT (support/seed_groups.py). In the present settings of a run, the check
+    also ignores the settings that `_credit_settings` replaces. If a restart changed settings of a
+    run, the check compares all settings before the restart, except the seed and WITHOUT_EFFECT."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])

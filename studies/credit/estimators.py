@@ -129,8 +129,8 @@ def credits_of_alternatives(
     the rest of the group stays as it was.
 
     Args: alternatives: K games, one for each turn. Each alternative repeats the original game up to
-        and including the turn's reply. New random numbers decide whether the reply's moves slip on
-        FrozenLake, and all that follows."""
+        and including the turn's reply. New random numbers decide the rest: whether the reply's
+        moves slip (on FrozenLake), and everything after the reply."""
     starts = first_turns(games)
     credits = np.full(starts[-1], np.nan)
     for changes in rounds_of_turns(games, learner.config.group_size):

@@ -67,7 +67,8 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # Files in OUT/cases hold no label: if the run goes on, "end" will mean a later checkpoint.
+    # A file in OUT/cases holds no label: if the run goes on, "end" will mean a later checkpoint. So
+    # the label is added here.
     return [{**case, "label": label} for label, case in cases.items()]
 
 

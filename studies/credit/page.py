@@ -129,7 +129,9 @@ def evaluations_of(row: Row) -> list[float]:
 
 
 def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
-    """Return the rank correlation of accuracy and speed over E estimators, for each seed, (S,)."""
+    """Return for each seed, (S,), the rank correlation of accuracy and speed over E estimators.
+
+    An estimator has one accuracy for all seeds, but a speed for each seed."""
     accuracies = [result.accuracies[checkpoint] for result in results]
     speeds = np.stack([result.speeds for result in results])  # (E, S)
     return np.array([rank_correlation(accuracies, of_seed) for of_seed in speeds.T])
@@ -158,7 +160,8 @@ def credit_table(summaries: Sequence[dict]) -> str:
 def speed_table(results: Sequence[Result]) -> str:
     """Return a Markdown table of the estimators, sorted by mean success, the highest first.
 
-    Differences to GRPO are between runs with the same seed."""
+    The column "less GRPO's, by seed" compares each run with GRPO's run of the same seed: the mean
+    success of the run minus the mean success of GRPO's run."""
     labels = list(results[0].accuracies)
     (reference,) = [result for result in results if result.name == REFERENCE]
     headings = ["estimator", "mean success %, by seed", "less GRPO's, by seed", "last %", "CPU-s"]

@@ -3,8 +3,9 @@
     python -m studies.credit.regret config/frozenlake_ppo.py config/models/tiny.py \\
         --model=tiny,out/run/policy
 
-The policy plays --num_groups training boards, --group_size games each. In each turn the policy
-loses V - Q(a) of expected reward. The loss of a turn is the sum of two parts:
+The policy plays --num_groups training boards, --group_size games each. The loss of a turn is
+V - Q(a): the expected reward of optimal play, minus the expected reward of the policy's actions
+followed by optimal play. The loss is the sum of two parts:
 
     too long = max_n Q(a[:n]) - Q(a)    # avoided by playing only the best number n >= 1 of actions
     the rest = V - max_n Q(a[:n])

@@ -387,19 +387,22 @@ def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
 
 def test_the_noise_of_the_truth_is_known():
     """The variance of the noise is 2 * 0.5^2 / 16 = 0.03125. The variance of the true advantages is
-    0.3^2 = 0.09. So the reliability is 0.09 / (0.09 + 0.03125) = 0.742."""
+    0.3^2 = 0.09. The reliability is the share of the estimates' variance that is not noise:
+    0.09 / (0.09 + 0.03125) = 0.742."""
     _, truth = simulate(np.random.default_rng(0), num_turns=4000)
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)
     assert truth.spread() == pytest.approx(0.09, rel=0.06)
     assert truth.reliability() == pytest.approx(0.742, abs=0.02)
-    # The ceiling of Pearson's correlation is the root of the reliability. With m draws, the
-    # reliability is 0.09 / (0.09 + 0.5 / m). So this ceiling is 0.95 at
-    # m = 0.5 / 0.09 * 0.9025 / 0.0975 = 51.4.
+    # The ceiling is Pearson's correlation of estimated and exact advantages: the root of the
+    # reliability. With m draws, the reliability is 0.09 / (0.09 + 0.5 / m). The ceiling is 0.95 if
+    # the reliability is 0.95^2 = 0.9025: at m = 0.5 / 0.09 * 0.9025 / 0.0975 = 51.4.
     assert truth.draws_for(0.95) == pytest.approx(51.4, abs=4)
 
 
 def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
-    """Credit is the true advantage plus noise of the same variance, so `rank` is about 0.69."""
+    """Credit is the true advantage plus noise of the same variance. So Pearson's correlation of
+    credit with the true advantage is the root of 1/2, 0.71. For normal variables with this
+    correlation, the rank correlation (`rank`) is 6 / pi * arcsin(0.71 / 2) = 0.69."""
     for draws in (4, 16, 64):
         rng = np.random.default_rng(1)
         advantages, truth = simulate(rng, num_turns=4000, draws=draws)

@@ -69,7 +69,8 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
     for game, twin in again:
         assert twin.trajectory.status == game.trajectory.status
         assert facts_of(twin) == facts_of(game)
-        # Logprobs differ by rounding: the engine computes a restored game's history in one prefill.
+        # The engine computed the original game's history turn by turn. For a restored game, the
+        # engine computes the whole history in one prefill. So the logprobs differ by rounding.
         logprobs = game.trajectory.rollout_logprobs
         assert twin.trajectory.rollout_logprobs == pytest.approx(logprobs, abs=1e-4)
         assert twin.episode.env.observe() == game.episode.env.observe()
@@ -103,7 +104,8 @@ def test_credits_are_those_that_train_would_use(played, name):
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
     if "reward_density" in settings:
-        # `credits_of` applies the reward density itself, so it must get games with native rewards.
+        # `credits_of` applies the reward density itself. So `credits_of` must get games that were
+        # played with reward_density="native", which leaves the environment's rewards unchanged.
         density = settings["reward_density"]
         native_learner, native_games, _ = played(settings["estimator"], turn_level=True)
         shaped_scores = [shaped(game, density).score for game in native_games]

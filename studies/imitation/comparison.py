@@ -258,7 +258,8 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
     """Make the missing rows of a world: train a model for each missing row of a method, and play
     the games.
 
-    Args: only: the name of a row, or a text that the chosen rows' names contain; "" chooses all.
+    Args: only: the name of a row chooses this row alone. Any other text chooses the rows whose
+        names contain the text, so "" chooses all rows.
     Raises: UserError if `only` matches no row."""
     world = WORLDS[name]
     known = ("players", BASE, *world.methods)
@@ -432,7 +433,9 @@ def world_lines(name: str) -> list[str]:
 def difference(a: np.ndarray, b: np.ndarray) -> str:
     """Format the mean of a - b in % with its interval; a and b are paired by prompt.
 
-    If len(a) == len(b), they are also paired by seed; otherwise b is averaged over its seeds.
+    If a and b have equally many seeds, a and b are also paired by seed. Otherwise b is first
+    averaged over its seeds.
+
     Args: a, b: shares of games won, of shape (seeds, prompts)."""
     if len(a) != len(b):
         b = b.mean(axis=0, keepdims=True)

@@ -74,7 +74,8 @@ def test_a_sign_is_early_late_or_false():
     longer = page.SIGNS["replies grow by half"]
     # The median length of iterations 7, 8 and 9 is 40, twice the median of iterations 1 to 5.
     assert page.sign_cell(COLLAPSED, longer) == "9: 6 before"
-    # In this run the sign begins at 13, after the last good evaluation at 10.
+    # The next run collapses at 15, and its last evaluation before the collapse is at 10. The sign
+    # begins at 13, too late to predict the collapse.
     late = row_of([0.5, 1.0, 0.9, 0.3, 0.2], [20] * 11 + [40] * 9)
     assert page.sign_cell(late, longer) == "13: late"
     healthy = row_of([0.5, 1.0, 0.9, 1.0, 1.0], LENGTHS)

@@ -7,10 +7,10 @@
     python -m studies.speed.bench precision   # log-probs of engine and trainer, in three dtypes
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
-The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
-config/models/tiny.py, with a few changes (LAKE and BANDIT in bench.py). Config files and
---key=value override these settings, except in head and scale: their settings are fixed, and only
---repeats and --json have an effect. An example:
+The benchmarks head and scale have fixed settings: only --repeats and --json have an effect. The
+other benchmarks take their settings from config/frozenlake_grpo.py (`iteration` from
+config/bandit_grpo.py) and config/models/tiny.py, with a few changes (LAKE and BANDIT in bench.py).
+Config files and --key=value override the settings of these other benchmarks. An example:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 

@@ -27,7 +27,8 @@ def iteration(config: Config, repeats: int) -> Rows:
     """Measure an iteration: sample replies to a Bandit prompt, and train one step on all of them.
 
     A measurement of train.py is the median of three iterations after a warm-up. A measurement of
-    TRL is the mean of four iterations. The numbers of sampled tokens must agree within 5 %.
+    TRL is the mean of four iterations. The benchmark stops if the numbers of tokens that train.py
+    and TRL sample in an iteration differ by 5 % or more.
     """
     num_replies = config.num_groups * config.group_size
     num_sampled: list[float] = []  # tokens per iteration, for each measurement of train.py
@@ -88,10 +89,10 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Time iterations of train.py at growing numbers of trajectories, turns and ranks.
 
-    The exponent of trajectories or turns is the slope of log CPU time over log number, without the
-    smallest number. The exponent of ranks is the slope of log wall time from 1 to 2 ranks. Turns
-    are measured on Sokoban. Replies on Sokoban are cut at 24 tokens, because the tiny base model
-    writes longer replies in late turns. `config` has no effect.
+    An exponent is the slope of log time over log number. For trajectories and turns, the time is
+    CPU time, and the slope is fitted without the smallest number. For ranks, the time is wall time,
+    and the numbers are 1 and 2. Turns are measured on Sokoban. Replies on Sokoban are cut at 24
+    tokens, because the tiny base model writes longer replies in late turns. `config` has no effect.
     """
     lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]

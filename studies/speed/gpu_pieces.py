@@ -119,8 +119,8 @@ def release_memory(device: torch.device) -> None:
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
     """Return the cases of a piece by name, the most useful first.
 
-    Args: deadline: value of time.perf_counter() after which a case begins no iteration of
-        train.py, except its first.
+    Args: deadline: value of time.perf_counter(). After this time, a case may begin its first
+        iteration of train.py, but no further iteration.
     """
     if piece == "environment":
         return {"this machine": partial(describe_machine, device)}
@@ -257,8 +257,9 @@ def start(config: Config, device: torch.device) -> tuple:
 def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajectory], Values]:
     """Run one iteration on the CPU in float32.
 
-    Args: device_type: type of the device whose iteration is compared with this iteration. If
-        `device_type` is "cpu", both iterations have fewer trajectories than for a GPU.
+    Args: device_type: type of the device on which `compare_with_cpu` runs its iteration. If
+        `device_type` is "cpu", the iteration here and the iteration of `compare_with_cpu` have
+        fewer trajectories than for a GPU.
     Returns: all trajectories, kept trajectories, and the metrics of the update.
     """
     config = tiny_config(torch.device(device_type), dtype="float32")
@@ -389,8 +390,9 @@ def random_config(config: Config, device: torch.device, engine: str) -> Config:
     """Return settings of PPO on FrozenLake for a model with random weights. On a CPU, groups and
     batches are small, games have few turns, and replies are short.
 
-    Without filter_zero_std, the filter would drop all groups, because in each group all scores are
-    equal."""
+    With random weights, all scores of a group are equal. By default, the filter drops groups with
+    equal scores, so no group would be left. With filter_zero_std=True, the filter also ranks groups
+    with equal scores, and keeps some of them."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":

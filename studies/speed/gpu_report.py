@@ -8,9 +8,9 @@
 A piece is a group of measurements (cases). A piece runs in a process of its own (gpu_pieces.py),
 which is stopped after 4 minutes at the latest. If a case breaks the process, the remaining cases
 run in a new process. Results are appended to out/gpu/results.jsonl. The next call skips measured
-pieces and repeats failed pieces last (`environment` keeps its place). --out_dir=PATH sets another
-folder, --model=NAME the model of the piece `flagship`. Without vLLM, the pieces that need it are
-skipped.
+pieces, and runs failed pieces after all others. Only the piece `environment` keeps its place in the
+order, even if it failed. --out_dir=PATH sets another folder, --model=NAME the model of the piece
+`flagship`. Without vLLM, the pieces that need it are skipped.
 """
 
 from configurator import Config, UserError, load_config
@@ -246,8 +246,9 @@ def run_process(command: list[str], log: Path, limit_s: float) -> str:
 def end_group(process: subprocess.Popen) -> None:
     """End a process and its children.
 
-    SIGTERM comes first, because torchrun then ends its ranks. The ranks are not in the process
-    group, so SIGKILL does not reach them.
+    If the process is torchrun, its ranks are in other process groups, so no signal from here
+    reaches the ranks. But torchrun itself ends its ranks when it gets SIGTERM. So SIGTERM comes
+    before SIGKILL.
     """
     with suppress(ProcessLookupError):  # no process of the group runs
         os.killpg(process.pid, signal.SIGTERM)
