@@ -293,10 +293,10 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     trajectory have one advantage; aggregation is "seq_mean_token_mean". GSPO has no weights of
     single tokens, so `train.clipped_loss` leaves out `starpo.importance_weights`.
 
-    The ratio has an effect from the second optimizer step of an iteration on. In the first step, s
-    is nearly 1. There is one exception: if the engine gives the old log-probs, and engine or
-    trainer is in 16 bits, rounding can take s out of the paper's narrow clip range,
-    [1 - 3e-4, 1 + 4e-4], even in the first step. So
+    In the first optimizer step of an iteration, s is nearly 1, so the ratio usually has an effect
+    only from the second step on. But if the engine gives the old log-probs, and engine or trainer
+    is in 16 bits, rounding can take s out of the paper's narrow clip range, [1 - 3e-4, 1 + 4e-4],
+    in the first step already. So
     config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
     This has a price: s then leaves out the difference between engine and trainer, and GSPO has no
     importance weights that correct for it.

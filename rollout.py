@@ -176,11 +176,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Instances of the evaluation and held-out splits are called reserved: training does not draw
-    # them. If `env` and `eval_env` name one game with different options, an instance reserved by
-    # one could be drawn by the other. So each environment avoids the reserved instances of all
-    # environments in these two settings. An environment with too few instances (`Env.repeats`)
-    # avoids none.
+    # Training must not draw an instance of the evaluation or held-out split: these instances are
+    # reserved. `env` and `eval_env` can name one game with different options, so each environment
+    # avoids the reserved instances of all environments in both settings. Only an environment with
+    # too few instances (`Env.repeats`) avoids none.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -529,9 +528,8 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Record the steps that have finished. While the engine is idle, wait for a step. As
-            # soon as a recorded step queues a turn, the engine is busy, and the loop waits no
-            # longer.
+            # Record the steps that have finished. Wait for a step only while the engine is idle: a
+            # recorded step can queue a turn, so `wait` is computed again in each pass.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 

@@ -111,9 +111,9 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # The loop evaluates the policy after the last iteration of the run. So if the run is over,
-    # `scores` is None only in a process that did no iteration: num_iterations is 0 or was lowered,
-    # or an earlier process ended between the last checkpoint and the report.
+    # The last iteration always evaluates. So `scores` is missing here only if the run was over when
+    # this process began: num_iterations is 0 or was lowered, or an earlier process ended after its
+    # last checkpoint but before the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -144,7 +144,7 @@ def iterate(
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
-    # -- measure collapse, outside of both timers: do thoughts still depend on the prompt?
+    # -- measure collapse (timed by neither timer): do thoughts still depend on the prompt?
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
@@ -169,7 +169,7 @@ def iterate(
     update_metrics = {}
     if kept:
         experience = build_experience(learner, kept, kept_fraction)
-        note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
+        note_credit(kept, experience.advantages, experience.old_values)  # in `trajectories`, too
         to_train = list(range(len(kept)))
         # SimpleTIR: do not train on trajectories with a void turn, which executed no action.
         if config.drop_void:  # not earlier, because the advantages need whole groups
@@ -441,25 +441,23 @@ def logprobs_before_update(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
-    By default pi_old is pi_engine, which saves a forward pass. In the three cases below, pi_old is
-    the trainer's policy before the update, which differs a little from pi_engine. The importance
-    weights in `clipped_loss` correct for this difference, except with GSPO and at tokens without a
-    log-prob of the engine."""
+    By default pi_old is pi_engine, which saves a forward pass. With recompute_old_logprobs=True,
+    mask_observations=False or a KL in the reward, pi_old is the trainer's policy before the update,
+    which differs a little from pi_engine. The importance weights in `clipped_loss` correct for this
+    difference, except with GSPO and at tokens without a log-prob of the engine."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    # The trainer computes the old log-probs in three cases: recompute_old_logprobs=True,
-    # mask_observations=False, or a KL in the reward.
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # `sampled` is NaN for tokens without a log-prob of the engine, which get the old log-prob. With
-    # mask_observations=False, these are the tokens of prompts. With recompute_old_logprobs=True,
-    # vLLM is not asked for log-probs, so these are all tokens.
+    # Where `sampled` is NaN, the engine gave no log-prob, and the old log-prob takes its place:
+    # with mask_observations=False at the tokens of prompts, and with recompute_old_logprobs=True at
+    # all tokens if the engine is vLLM, which is then not asked for log-probs.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -722,9 +720,8 @@ def clipped_loss(
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
-        # pi_engine corrects this. It is 1 if pi_old is pi_engine (the default). In any case the
-        # weight is reduced where pi / pi_engine exceeds importance_cap, so that weight * ratio
-        # equals the cap. The weight has no gradient.
+        # pi_engine corrects this: weight * ratio = min(pi / pi_engine, importance_cap). By
+        # default pi_old is pi_engine, and below the cap the weight is then 1. It has no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

@@ -1,4 +1,5 @@
-"""Tests of the text worlds: games by hand, plans against brute force, any text as command."""
+"""Tests of the text worlds: games by hand, plans compared with
+brute force, and random texts as commands."""
 
 from configurator import Config, SftConfig, load_config
 

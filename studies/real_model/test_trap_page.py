@@ -211,6 +211,8 @@ def test_the_differences_that_the_page_names():
     for run in guess.runs_of(["StarPO-S"])["StarPO-S"]:
         gains.append(100 * (run["curve"]["30"] - run["curve"]["0"]))
     assert t_interval(np.array(gains)) == [44.8, 67.0]
+    ends = [100 * run["curve"]["30"] for run in guess.runs_of(["StarPO-S"])["StarPO-S"]]
+    assert t_interval(np.array(ends)) == [65.5, 89.0]
 
 
 def points(differences, column):
