@@ -296,10 +296,9 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     In the first optimizer step of an iteration, s is nearly 1, so the ratio usually has an effect
     only from the second step on. But if the engine gives the old log-probs, and engine or trainer
     is in 16 bits, rounding can take s out of the paper's narrow clip range, [1 - 3e-4, 1 + 4e-4],
-    in the first step already. So
-    config/methods/gspo.py lets the trainer give the old log-probs (recompute_old_logprobs).
-    This has a price: s then leaves out the difference between engine and trainer, and GSPO has no
-    importance weights that correct for it.
+    in the first step already. So config/methods/gspo.py lets the trainer give the old log-probs
+    (recompute_old_logprobs). This has a price: s then leaves out the difference between engine and
+    trainer, and GSPO has no importance weights that correct for it.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64: the

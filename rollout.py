@@ -177,9 +177,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Training must not draw an instance of the evaluation or held-out split: these instances are
-    # reserved. `env` and `eval_env` can name one game with different options, so each environment
-    # avoids the reserved instances of all environments in both settings. Only an environment with
-    # too few instances (`Env.repeats`) avoids none.
+    # reserved. `env` and `eval_env` can name one game with different options, and then one could
+    # draw what the other reserves. So in training each environment avoids the reserved instances of
+    # all environments in both settings. Only an environment with too few instances (`Env.repeats`)
+    # avoids none.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -528,8 +529,9 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Record the steps that have finished. Wait for a step only while the engine is idle: a
-            # recorded step can queue a turn, so `wait` is computed again in each pass.
+            # Record the steps that have finished. Wait for a step only while the engine is idle. A
+            # recorded step can queue a turn, which makes the engine busy, so each pass computes
+            # `wait` again.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 

@@ -111,9 +111,9 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # The last iteration always evaluates. So `scores` is missing here only if the run was over when
-    # this process began: num_iterations is 0 or was lowered, or an earlier process ended after its
-    # last checkpoint but before the report.
+    # The loop always evaluates after the last iteration. So `scores` is None here only if the run
+    # was over when this process began: num_iterations is 0 or was lowered, early_stop was switched
+    # on, or an earlier process ended between the last iteration's checkpoint and the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -169,7 +169,7 @@ def iterate(
     update_metrics = {}
     if kept:
         experience = build_experience(learner, kept, kept_fraction)
-        note_credit(kept, experience.advantages, experience.old_values)  # in `trajectories`, too
+        note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
         to_train = list(range(len(kept)))
         # SimpleTIR: do not train on trajectories with a void turn, which executed no action.
         if config.drop_void:  # not earlier, because the advantages need whole groups
@@ -720,8 +720,9 @@ def clipped_loss(
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
-        # pi_engine corrects this: weight * ratio = min(pi / pi_engine, importance_cap). By
-        # default pi_old is pi_engine, and below the cap the weight is then 1. It has no gradient.
+        # pi_engine corrects this. Where pi / pi_engine exceeds importance_cap, the weight is
+        # reduced so that weight * ratio equals the cap. By default pi_old is pi_engine, and up to
+        # the cap the weight is 1. The weight has no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
