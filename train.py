@@ -111,9 +111,9 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # The loop always evaluates after the last iteration. So `scores` is None here only if the run
-    # was over when this process began: num_iterations is 0 or was lowered, early_stop was switched
-    # on, or an earlier process ended between the last iteration's checkpoint and the report.
+    # The loop evaluates after the last iteration of a run. So a run that is over has no scores only
+    # if it was over when this process began: num_iterations is 0 or was lowered, early_stop was
+    # switched on, or an earlier process ended between the last checkpoint and the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -154,10 +154,10 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # By default, the filter sees all P groups. With dynamic sampling, P can exceed num_groups. Then
-    # the filter sees num_groups of the groups, groups with variance first.
-    candidates = filter_candidates(config, stats)  # (1 to P,) group numbers
-    kept_groups = select_groups(config, candidates, rank_by, stats)  # (<= P,) group numbers
+    # The filter sees all P groups. But dynamic sampling can make P larger than num_groups. Then the
+    # filter sees only num_groups groups, and groups without variance only fill the places left.
+    candidates = filter_candidates(config, stats)  # numbers of at least one and at most P groups
+    kept_groups = select_groups(config, candidates, rank_by, stats)  # numbers of at most P groups
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
     note_filter(trajectories, rank_by, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
@@ -455,9 +455,9 @@ def logprobs_before_update(
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # Where `sampled` is NaN, the engine gave no log-prob, and the old log-prob takes its place:
-    # with mask_observations=False at the tokens of prompts, and with recompute_old_logprobs=True at
-    # all tokens if the engine is vLLM, which is then not asked for log-probs.
+    # `sampled` is NaN where the engine gave no log-prob: at the tokens of prompts if
+    # mask_observations=False, and at all tokens if recompute_old_logprobs=True and the engine is
+    # vLLM, which is then not asked for log-probs. There the old log-prob takes its place.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -719,10 +719,9 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
-        # pi_engine corrects this. Where pi / pi_engine exceeds importance_cap, the weight is
-        # reduced so that weight * ratio equals the cap. By default pi_old is pi_engine, and up to
-        # the cap the weight is 1. The weight has no gradient.
+        # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight makes
+        # weight * ratio = min(pi / pi_engine, importance_cap). Below the cap the weight is pi_old /
+        # pi_engine: 1 by default, where pi_old is pi_engine. The weight has no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

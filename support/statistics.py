@@ -179,7 +179,7 @@ def wilson_interval(num_success, num_trials) -> Interval:
     """95 % Wilson score interval of a success rate (Wilson 1927).
 
     Args:
-        num_success: number of successes, a number or an array; it need not be whole.
+        num_success: the successes, a number or an array; fractions of a success are allowed.
         num_trials: a number or an array, with values of at least 1.
 
     >>> low, high = wilson_interval(8, 10)

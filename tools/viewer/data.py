@@ -149,7 +149,7 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
     for line, record in enumerate(read_records(path, shape), start=1):
         is_training = "step" in record and "group" in record
         policy = record.get("policy", "recorded")
-        if policy == record["env"]:  # train.py: "policy" names the env
+        if policy == record["env"]:  # train.py writes the env there
             policy = "recorded"
         stage = None if is_training else shown(policy)
         records.append(({**record, "file": path.name, "line": line}, stage))
