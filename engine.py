@@ -46,8 +46,8 @@ class Engine(Protocol):
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
             seed: of the sampling noise. Kernels round logits differently if other requests are in
-                the batch. In float32 these differences hardly ever change a response, in 16 bits
-                they can.
+                the batch. So in 16 bits, the same seed can give another response. In float32 it
+                hardly ever does.
         """
 
     def step(self) -> list[Sample]:

@@ -7,8 +7,9 @@ Bandit, FrozenLake and Sokoban have the rules, symbols, rewards and action budge
 from RAGEN:
 - Members of a group share the instance but not the transition noise. In RAGEN the members share
   both, so in FrozenLake all members slip at the same steps.
-- A seed gives the same instance in every process. No environment depends on a global random state,
-  and none on `hash()` except four datasets of reasoning-gym (docs/hubs.md).
+- A seed gives the same instance in every process. No environment depends on a global random state.
+  Only four datasets of reasoning-gym depend on `hash()`, which can differ between processes. These
+  four datasets need a fixed PYTHONHASHSEED (docs/hubs.md).
 - Splits have no instance in common, unless `Env.repeats` is True. Different seeds for the splits
   would not be enough, because two seeds can draw the same small board.
 """
@@ -74,7 +75,8 @@ class Env:
 
     A subclass must define:
         actions: tuple[str, ...]
-            The names of the actions; () if actions are free text, which `_read` must then read.
+            The names of the actions. If actions are free text, `actions` is (), and the subclass
+            must override `_read`.
         draw(rng: np.random.Generator) -> tuple
             A random instance: a name for the game, then everything that the start depends on.
         _start(instance: tuple) -> None
@@ -102,16 +104,17 @@ class Env:
     repeats = False  # True: splits may share instances, because too few exist, as in the Bandit
     max_reward = 1.0  # largest total reward of a won game
     blocking = False  # True: steps wait for a program or a server, so each step runs in a thread
-    # True: the environment runs programs or reads files. Somebody else may have written the
-    # settings in a run folder. So `eval.py RUN` refuses the environment, unless the command line or
-    # a config file names it.
+    # True: the environment runs programs or reads files. `eval.py RUN` refuses such an environment
+    # if only the settings in the folder RUN name the environment, because somebody else may have
+    # written these settings. The command line or a config file must name the environment.
     runs_programs = False
 
     slipped_to = ""  # the action that took place, if `_move` replaced the chosen action
     spec: str  # the text that names this environment and its options; `make_env` sets it
-    # Specs of all environments of a run. Two environments can be the same game with different
-    # options. So training avoids the fixed splits of all environments of the run, unless `repeats`
-    # is True.
+    # Specs of all environments of a run. Two of these environments can be one game with different
+    # options, and then both can draw the same instance. So in training no environment draws an
+    # instance from the fixed splits of any environment of the run. Only an environment whose
+    # `repeats` is True may draw such instances.
     also_reserved: tuple[str, ...] = ()
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
@@ -626,9 +629,11 @@ def reserved_keys(*specs: str) -> frozenset:
 
 
 def _check_draw(env: Env) -> None:
-    """Check by two draws that `draw` returns a tuple whose key depends on `rng` alone.
+    """Check that `draw` returns a tuple, and that the key of this tuple depends on `rng` alone.
 
-    Raises: UserError if not, or if the key is not hashable."""
+    For the second check, two draws with equal random numbers must give equal keys.
+
+    Raises: UserError if a check fails, or if the key is not hashable."""
     draws = (env.draw(np.random.default_rng(EVAL_SEED)) for _ in range(2))
     first, second = drawn_in_time(env, draws)
     if not isinstance(first, tuple):

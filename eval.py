@@ -8,8 +8,8 @@
 
 A policy samples at eval_temperature (0.5), with the config's limits on turns, actions and tokens.
 In the printed table, all rows of one environment have the same instances and transition noise, so
-rows can be paired by prompt. Training draws none of these prompts, except in environments with too
-few instances (`Env.repeats`), such as Bandit.
+rows can be paired by prompt. Training draws none of the fixed prompts. If an environment has too
+few instances, as Bandit has, `Env.repeats` is True, and training may draw the fixed prompts, too.
 
 --eval_split=heldout plays other fixed prompts, for choosing settings. --samples=N plays every
 prompt N times and adds pass@k. --against=NAME prints each row's paired difference in success from
@@ -128,8 +128,8 @@ def evaluate(
 
     The sampling noise of each game has its own fixed seed.
     Returns: the metrics of `score` and the entropy; the trajectories in the order of the prompts.
-        The entropy is in nats per response token, at the evaluation temperature, or at temperature
-        1 for greedy decoding."""
+        The entropy is the mean over the response tokens, in nats, at eval_temperature. If
+        eval_temperature is 0 (greedy decoding), the entropy is computed at temperature 1."""
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
     sync_weights(engine, policy)
     name = f"eval {config.eval_split}"

@@ -191,8 +191,9 @@ class FrozenLake(Grid):
 
         Example: 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
         Away: the next cell in each direction that does not lead towards the goal. Goal: for
-        each direction towards the goal, the distance and the next two cells. Corner: the cell after
-        one move in each of the two directions towards the goal."""
+        each direction towards the goal, the distance and the next two cells. Corner: if two
+        directions lead towards the goal, the cell after one move in the first direction and one
+        move in the second."""
         # such as ['2', 'down', '3', 'right'], or ['here'] at the goal
         offset = self._offset(self.player, self.goal).split()
         distances = offset[::2]

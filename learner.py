@@ -27,9 +27,9 @@ from support import checkpoint
 from support.checkpoint import Saver
 from support.json_shapes import check_shape
 
-# The first loss scale for float16, as in torch.amp.GradScaler. float16 rounds gradients below 3e-8
-# to 0, and gradients are small because the loss is divided by the number of response tokens in a
-# mini-batch, about 1e5.
+# The first loss scale for float16, as in torch.amp.GradScaler. Gradients are small because the loss
+# is divided by the number of response tokens in a mini-batch, about 1e5. Without the scale, float16
+# would round gradients below 3e-8 to 0.
 FIRST_LOSS_SCALE = 2.0**16
 
 

@@ -38,8 +38,9 @@ from support.preflight import check_driver
 # the processor's cache. On a GPU, large chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 # torch.compile keeps at most this many versions of one function; further versions run uncompiled.
-# The default, 8, leaves no room: the norms of Qwen3 need up to 8 (2 x 2 x 2). They differ in three
-# things: width (hidden states or heads), trained or frozen weights, and gradients on or off.
+# The norms of Qwen3 need up to 8 versions (2 x 2 x 2), so the default, 8, leaves no room. The
+# versions differ in three things: width (hidden states or heads), trained or frozen weights, and
+# gradients on or off.
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # no bars for loading and saving, which take only seconds
@@ -102,8 +103,9 @@ class Critic(nn.Module):
 def train_padding_token(module: nn.Module) -> nn.Module:
     """Change a module so that its padding token's embedding gets a gradient. Returns: the module.
 
-    nn.Embedding drops the gradient of its token padding_idx. But a packed row has no padding, so
-    this token is a real one there. SmolLM2's padding token is <|im_end|>, which ends every message.
+    nn.Embedding drops the gradient of the token with the id `padding_idx`. But a packed row has no
+    padding, so a padding token in the row is a real token. SmolLM2's padding token is <|im_end|>,
+    which ends every message.
     """
     module.get_input_embeddings().padding_idx = None
     return module
@@ -186,7 +188,8 @@ def chunked_logprobs(
     Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
     """
     device_type = hidden.device.type
-    # The backward runs outside of autocast. This cast gives both passes one type.
+    # Autocast converts the factors of a product in the forward, but not in the backward, which runs
+    # outside of autocast. This cast gives the factors one type in both passes.
     if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
     chunk_size = chunk_size or CHUNK_SIZES[device_type]

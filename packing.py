@@ -1,10 +1,11 @@
 """Packing: many token sequences in one row of T tokens, without padding.
 
 The row is cut into *pieces*. The *context* of a piece lists the earlier pieces that this piece
-continues. A token attends to the context of its piece and, causally, to the piece. So a prompt that
-several sequences share is computed once, except its last token. Each sequence repeats the last
-prompt token, because a response token is predicted from the previous token in the row. Example: two
-responses A A and B to the prompt P P P p.
+continues. A token attends to every token in the context of its piece. In its own piece, a token
+attends to itself and to the tokens before it. So a prompt that several sequences share is computed
+once, except its last token. Each sequence repeats the last prompt token, because a response token
+is predicted from the previous token in the row. Example: two responses A A and B to the prompt
+P P P p.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
@@ -36,9 +37,9 @@ except ImportError:
 # varlen_attn supports GQA (query heads that share a key head) in torch 2.12, but not in torch 2.11.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
-# A piece with a context has more keys than queries. Below this ratio of keys to queries, it is
-# faster to give a causal kernel the queries of the context, too, than to use a mask (see
-# `PackedLayout.masks`).
+# A piece with a context has more keys than queries. SDPA's causal kernels need as many queries as
+# keys, so such a kernel gets the queries of the context, too. Below this ratio of keys to queries,
+# the kernel is faster than a mask (see `PackedLayout.masks`).
 MAX_CAUSAL_RATIO = 1.4
 
 
@@ -239,9 +240,9 @@ class PackedLayout:
 
     All layers of the model share one `PackedLayout`, so it builds its masks or indices only once.
     In 16 bits, an Ampere or newer GPU runs one varlen kernel for the whole row. Otherwise (float32,
-    a CPU or an older GPU), each piece is one SDPA call. The attention of a piece gets the keys of
-    the context first and the piece's own keys last, because causal kernels and `masks` align the
-    last keys with the queries.
+    a CPU or an older GPU), each piece is one SDPA call. For each piece, the keys of the context
+    come first and the keys of the piece's own tokens last, because causal kernels and `masks` align
+    the last key with the last query.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -294,9 +295,10 @@ class PackedLayout:
     def masks(self) -> list[Tensor | None]:
         """For each piece, a mask (queries, keys), or None for a causal kernel without a mask.
 
-        A causal kernel computes only half of the scores, but needs as many queries as keys. So
-        `attend_pieces` also gives the kernel the queries of the context and drops their outputs.
-        The kernel is faster than a mask if the keys-to-queries ratio is below MAX_CAUSAL_RATIO.
+        A causal kernel computes only half of the scores, but needs as many queries as keys. For a
+        piece without a mask, `attend_pieces` therefore also gives the kernel the queries of the
+        context, and drops the outputs of these queries. The kernel is faster than a mask if the
+        keys-to-queries ratio is below MAX_CAUSAL_RATIO.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):

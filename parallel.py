@@ -93,8 +93,9 @@ def rendezvous() -> tuple[dist.Store, int, int]:
 
     When torchrun restarts the ranks, it keeps the store (pytorch issue 135712), so a new rank could
     read the address of a dead rank. On a single node, the keys in the store therefore get the
-    number of the restart as prefix. On several nodes the keys get no prefix: each node counts its
-    own restarts, so the prefixes could differ.
+    number of the restart as prefix. On several nodes the keys get no prefix, because the prefixes
+    of two nodes could differ: each node counts its own restarts. Ranks with different prefixes
+    would not find each other.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -213,8 +214,8 @@ def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
     """Return the merged weight W + (alpha / lora_rank) B A, computed in float32, sharded like W.
 
     For a 16-bit `dtype` the sum is rounded at random, because rounding to the nearest number often
-    gives W again. The seed comes from `name` and the shard's index, so a restart repeats the
-    rounding.
+    gives W again. The seed of the rounding depends only on `name` and, for a sharded weight, on the
+    shard's index. So a restart repeats the rounding.
     """
     weight = linear.base_layer.weight
     merged = torch.addmm(
@@ -286,7 +287,7 @@ def collect_all(
 class MicroBatch(NamedTuple):
     """The trajectories of one forward (and backward) pass on this rank."""
 
-    indices: list[int]  # of trajectories in the batch that every rank holds
+    indices: list[int]  # positions of the trajectories in the batch; all ranks hold the same batch
     # 0.0 for a surplus micro-batch (see `local_micro_batches`), else 1.0
     is_real: float
 

@@ -76,16 +76,19 @@ class TorchEngine:
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories)
 
-    The cache grows with the number of trajectories, up to max_running rows or half of the free
-    memory. Further trajectories wait for a free row.
+    The cache grows with the number of trajectories. It has at most max_running rows, and fewer if
+    max_running rows would take more than half of the memory that was free at the engine's start.
+    Further trajectories wait for a free row.
 
     The last token of a trajectory is the input of the next decode step, which computes the keys and
     values of this token.
 
     The rows in use are the first rows of the cache, so a decode step can slice them without a copy.
-    When a row is released, the last row in use moves into its place. Trajectories of a group have
-    the same first prompt. The engine computes the prompt's keys and values in one row and copies
-    them into the other rows of the group.
+    When a row is released, the last row in use moves into its place.
+
+    The trajectories of a group have the same initial state, and so the same first prompt. The
+    engine computes the prompt's keys and values in one row and copies them into the other rows of
+    the group.
 
     `Engine` in engine.py describes the methods.
     """
@@ -259,7 +262,9 @@ class TorchEngine:
                 is_extended = request.ids[: len(known)] == known
                 assert is_extended, "a trajectory's history must extend its previous history"
                 owner = key
-                start = len(known) - 1  # the last known token may have no keys and values yet
+                # A step samples a token, and the next step computes the token's keys and values.
+                # For known[-1], the next step may be this one, so the prefill starts at known[-1].
+                start = len(known) - 1
             elif len(self.row_keys) < self.max_running:
                 self.row_keys.append(key)
                 owner = self.prompt_owner.setdefault(tuple(request.ids), key)
@@ -335,7 +340,8 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
     temperature = temperature[:, None]
     logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (N, V)
     cdf = logp.exp().cumsum(-1)  # (N, V)
-    threshold = noise[:, None] * cdf[:, -1:]  # (N, 1); cdf ends at 1 up to rounding
+    # Rounding can move the last value of `cdf` away from 1, so `noise` is scaled by that value.
+    threshold = noise[:, None] * cdf[:, -1:]  # (N, 1)
     tokens = torch.searchsorted(cdf, threshold, right=True)  # (N, 1)
     tokens = tokens.clamp_max(logits.shape[-1] - 1)
     tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))  # (N, 1)

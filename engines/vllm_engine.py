@@ -46,8 +46,8 @@ class VLLMEngine:
             # crashes if a request has a seed and its prefill is chunked.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # vLLM checks that this share of the GPU memory is free. The share does not set the size
-            # of the KV cache: kv_cache_memory_bytes below does.
+            # vLLM starts only if the share gpu_memory_utilization of the GPU memory is free. The
+            # share does not set the size of the KV cache: kv_cache_memory_bytes below does.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)

@@ -21,9 +21,10 @@ class Doors(Env):
     """One of eight doors has a prize behind it. A wrong door says on which side the prize is."""
 
     actions = tuple(f"door {number}" for number in range(1, 9))  # the names of the actions
-    # An instance is one start of the game. Eight instances are too few to train on some and to
-    # evaluate on others: with `repeats`, training and evaluation share them. With 1,024 instances
-    # or more, leave `repeats` out: 512 are for evaluation, the rest for training.
+    # An instance is one start of the game. This game has only eight instances, too few to train on
+    # some and to evaluate on others. So `repeats` lets training and evaluation share instances. If
+    # your game has 1,024 instances or more, leave `repeats` out: 512 instances are then kept for
+    # evaluation, and training draws from the rest.
     repeats = True
 
     def __init__(self, *, reward: float = 1.0, **common):  # an option: --env=...:Doors,reward=2

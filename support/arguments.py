@@ -103,8 +103,8 @@ def _check_against(job: Job) -> None:
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
     begins_a_row = any(name.startswith(reference) for name in rows)
-    # The row of the player "greedy" has a longer name, such as "greedy, closed loop". So
-    # `reference` may also begin with a player's name and go on.
+    # The name of a player's row is longer than the player's name: the player "greedy" has the row
+    # "greedy, closed loop". So `reference` may also be a player's name with more text behind it.
     continues = any(reference.startswith(name) for name in players)
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)
@@ -125,7 +125,8 @@ def read_scoring(
         options: the script's own options (not settings) with their defaults.
         default_model: True to score the config's model if no run and no player are given.
         score_runs: True to score the policies of the given runs, False to take only the settings of
-            the first run. If --model is given, its models are scored instead of these policies.
+            the first run. If --model is given, the models that --model names are scored instead
+            of the policies of the runs.
     """
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     for arg in argv[len(runs) :]:

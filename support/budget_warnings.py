@@ -12,10 +12,9 @@ LAST_ROWS = 10  # number of last iterations that `budget_summary` averages
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
 SOLVED = 0.9  # if the mean success of idle iterations is at least this, the task counts as solved
-# Below this fraction of valid replies, a warning about idle iterations advises SFT on the format of
-# replies. If the warning contains a `budget_note`, this note already gives advice about replies
-# that were cut off. So with this note, cut-off replies count as valid in the comparison with
-# FEW_VALID.
+# If less than this fraction of the replies is valid, a warning about idle iterations advises SFT on
+# the format of replies. A `budget_note` in the warning already gives advice about cut-off replies.
+# So if the warning has a `budget_note`, cut-off replies count as valid in this comparison.
 FEW_VALID = 0.5
 
 

@@ -51,7 +51,8 @@ from support.checksums import (
 )
 from support.run_folder import CHECKPOINTS, DISK_ADVICE, fsync_path, read_json
 
-# A run that waits for checkpoints for more than this fraction of its time says so at its end.
+# If a run waits for checkpoints during more than this fraction of its time, it prints at its end
+# how long it waited.
 LONG_WAIT = 0.05
 FORMAT = 1
 ITERATION = "iteration.json"  # file in best/ and policy/
@@ -332,8 +333,8 @@ def _local(tensor: Tensor) -> Tensor:
 def newest(out_dir: Path) -> Path | None:
     """The newest undamaged checkpoint, the same on every rank; None if there is no checkpoint.
 
-    Raises: UserError if all checkpoints are damaged, or if state.json of the newest undamaged one
-        has a wrong format or step.
+    Raises: UserError if all checkpoints are damaged. Also UserError if, in state.json of the newest
+        undamaged checkpoint, the format is not FORMAT or the step is not that of the folder's name.
     """
     found = _newest_on_rank_0(out_dir) if parallel.rank() == 0 else None
     return parallel.all_gather_lists([found])[0][0]

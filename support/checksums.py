@@ -124,8 +124,9 @@ class LogChecksums:
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
         """The checksum of the beginning of each log, as the content of logs.json. Raises: OSError.
 
-        Args: sizes: name of a log -> length of its beginning in bytes. The digest of a log
-            cannot go back, so a later call must not give a smaller length.
+        Args: sizes: name of a log -> length of its beginning in bytes. `self.digests` keeps
+            the digest of the bytes read so far, and no byte can be taken out of a digest. A later
+            call must therefore not give a smaller length for the same log.
         """
         record = {}
         for name, size in sizes.items():

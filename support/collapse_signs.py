@@ -98,8 +98,8 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
 
     Entropy and mutual information are those of the last measurement on thoughts of first turns. A
     measurement on a single prompt does not count, because its mutual information is always 0. If
-    there is no measurement, the metric `entropy` replaces the entropy of thoughts, and mutual
-    information counts as low if `_shows_trap` is true.
+    no measurement counts, the metric `entropy` replaces the entropy of thoughts, and the result of
+    `_shows_trap` replaces mutual information: True means low, False means high.
 
     Args: history: the rows before `row`. Returns: the regime; None if no entropy is known.
     """
@@ -131,7 +131,7 @@ def _shows_trap(rows: Sequence[dict]) -> bool:
 class Levels(NamedTuple):
     """Medians of a metric; NaN if under WINDOW + PERIOD rows have a value.
 
-    NaN gives no sign: < and > with NaN are false."""
+    A NaN median never leads to a sign of collapse, because < and > with NaN are false."""
 
     first: float  # over the first PERIOD iterations
     before: float  # over the WINDOW iterations that end PERIOD iterations ago

@@ -21,7 +21,8 @@ def check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
             raise UserError(f"model={folder!r} has a weight {name!r}, unknown to its config.json")
     for name, tensor in expected.items():
         if name not in shapes:
-            if name == "lm_head.weight" and config.tie_word_embeddings:  # the embedding is the head
+            # A tied head uses the weight of the embedding, so the files need not contain the head.
+            if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
             raise UserError(f"model={folder!r} has no weight {name!r}")
         if shapes[name] != list(tensor.shape):

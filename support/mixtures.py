@@ -62,7 +62,8 @@ def env_specs(*texts: str) -> tuple[str, ...]:
 def scored_envs(config: Config) -> list[str]:
     """The environments of an evaluation: those of eval_env, or of env if eval_env is empty.
 
-    If this setting is a curriculum (env='A @50 > B'), only its last stage is evaluated.
+    If the evaluated setting (eval_env or env) is a curriculum, such as 'A @50 > B', only the last
+    stage of the curriculum is evaluated.
     """
     return list(mixture_at(config.eval_env or config.env, None))
 
@@ -126,7 +127,8 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 def _weights_in(mixture: str, text: str) -> dict[str, float]:
     """Spec -> weight: 'A + 2*B' gives {A: 1, B: 2}.
 
-    No environment is built, because `specs_that_run_programs` must not build any.
+    This function builds no environment, because building an environment could run a program.
+    `specs_that_run_programs` calls this function, and must run no program.
     """
     weights: dict[str, float] = {}
     for part in split_unquoted(mixture, "+"):

@@ -123,7 +123,8 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
             "changed it yourself"
         )
     described = read_description(folder)
-    # transformers would apply the adapter to the weights of the folder, without a message.
+    # If a folder holds an adapter, transformers would apply the adapter to the weights of the
+    # folder, without a message.
     if (folder / "adapter_config.json").exists():
         raise UserError(f"{given} holds an adapter; merge it into its model, and give that one")
     _check_numbers(described, given)

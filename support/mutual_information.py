@@ -199,8 +199,9 @@ def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
     """Compute mutual information, entropies and retrieval.
 
     Mutual information and entropies without _seq in their name use the mean log-prob of a thought's
-    tokens, as in RAGEN-2. Metrics with _seq in their name use the log-prob of the whole thought. So
-    mi_seq is a true mutual information, and mi is not.
+    tokens, as in RAGEN-2. Metrics with _seq in their name use the log-prob of the whole thought.
+    The definition of mutual information needs the log-probs of whole thoughts, so mi_seq is a true
+    mutual information, and mi is not.
 
     Returns: metric name without _first or _sampled -> value; docs/metrics.md explains the metrics.
     >>> logprobs = torch.tensor([[0.0, -99.0], [-99.0, 0.0]])

@@ -7,8 +7,9 @@ train.py and other commands print such a line. Without the line, a user may test
 no effect in this run, and conclude that the setting does not help.
 
 train.py names settings that have no effect because of other settings. Overlays (files in subfolders
-of config/) are made for many experiments. So train.py names a setting of an overlay only if the
-setting switches a method on (METHOD_SWITCHES).
+of config/) are made for many experiments, and some settings of an overlay may have no effect in
+one experiment. So train.py names a setting of an overlay only if the setting switches a method on
+(METHOD_SWITCHES).
 
 Other commands name the command-line settings that they do not use. tools.sft also names the
 command-line settings that have no effect because of other settings. No command but train.py names
@@ -116,8 +117,8 @@ def _one_step(config: Config) -> Iterator[Reason]:
     Before the first step, PPO's ratio is 1 if the trainer computes the old log-probs. Otherwise the
     engine gives the old log-probs, and the ratio is the mismatch of engine and trainer. In float32
     this mismatch is far below every limit, but in bfloat16 it may exceed the clip range of GSPO.
-    Even with one step, sequence_ratio may have an effect: it removes the importance weights, which
-    correct this mismatch."""
+    Even with one step, sequence_ratio may have an effect: with sequence_ratio, the loss lacks the
+    importance weights that correct the mismatch of engine and trainer."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return

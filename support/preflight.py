@@ -57,7 +57,8 @@ def check_wandb(project: str) -> None:
             f"or among / \\ # ? % :, got {project!r}; WANDB_ENTITY=NAME selects a team"
         )
     found = importlib.util.find_spec("wandb")
-    # A folder wandb/ with W&B's data looks to Python like a package, but has no origin.
+    # W&B writes its data to a folder wandb/. If wandb is not installed, Python can take this folder
+    # for a package. The origin of this package is None, because the folder has no __init__.py.
     if found is None or found.origin is None:
         raise UserError(
             f"wandb={project!r}, but wandb is not installed; pip install -r requirements/wandb.txt"
@@ -139,7 +140,7 @@ def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: flo
 
 
 def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
-    """Draw an instance, which is not played, and start evaluation game `index`.
+    """Draw an instance, which is compared but not played, and start evaluation game `index`.
 
     Returns: values that must be equal in all builds."""
     instance = env.draw(np.random.default_rng(EVAL_SEED))

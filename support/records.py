@@ -181,7 +181,10 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 
 
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
-    """Write a line for each trajectory, with the name and the entropy of its `Scores`.
+    """Write a line for each trajectory in `rows`.
+
+    The line also holds the name of the trajectory's `Scores`, under the key "policy", and the
+    entropy of these `Scores`.
 
     Args: rows: name -> `Scores`. Each name stands for a policy or player if eval.py writes
         the file, and for an environment if train.py does."""

@@ -148,8 +148,8 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
         options.append("--num_iterations=N")
     if early_stop_reason:
         options.append("--early_stop=False")
-    # A change of early_stop needs --take_config. A change of num_iterations needs --take_config if
-    # final_lr is not 1, because num_iterations then sets the learning rates.
+    # A change of early_stop needs --take_config. If final_lr is not 1, num_iterations sets the
+    # learning rates, so a change of num_iterations needs --take_config, too.
     if early_stop_reason or config.final_lr != 1:
         options.append("--take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""

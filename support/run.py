@@ -142,7 +142,8 @@ class Run:
             total=self.config.num_iterations, initial=learner.step, desc="starpo", unit="it"
         )
         if rank() == 0:
-            # These files are written late, so that a failed start leaves none.
+            # The files below are written only now, after the model was evaluated and the
+            # checkpoint, if any, was loaded. So a start that fails earlier writes none of them.
             remove_partial_files(self.out_dir)
             save_config(self.config, self.sources, self.out_dir, self.earlier)
             report.remove_final_outputs(self.out_dir)
@@ -403,7 +404,8 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # The success of best/ is unknown in three cases: an older version saved best/ without its
-    # iteration; a restart dropped the row of that iteration; the evaluation of that iteration had
-    # other prompts or rules than now. Then the function returns the highest known success.
+    # If the success of best/ is unknown, the function returns the highest known success. There are
+    # three such cases. An older version saved best/ without its iteration. Or a restart dropped the
+    # row of the iteration of best/. Or the evaluation of that iteration had other prompts or rules
+    # than now.
     return known.get(step, max(known.values())), ""

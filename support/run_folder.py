@@ -85,8 +85,8 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
         flag: the option with which the user accepts changes, for the error message; "" for none.
     Raises: UserError if out_dir cannot be a folder or cannot be written. UserError if out_dir holds
         a run of another command, or holds files but no run. UserError if `_check_entries` refuses a
-        link, file or folder in out_dir. Unless `accept_changes`: UserError if out_dir holds a run
-        with other settings (`changed_settings`).
+        link, file or folder in out_dir. UserError if `changed_settings` finds changes to the
+        settings of the run in out_dir, and `accept_changes` is False.
     """
     out_dir = Path(config.out_dir)
     try:
@@ -139,8 +139,9 @@ def _check_entries(out_dir: Path) -> None:
             raise UserError(f"{path} must be a folder, because a run writes to it; remove it")
         if not is_folder and not path.is_file():
             raise UserError(f"{path} must be a plain file, because a run writes to it; remove it")
-    # transformers would write through links in a model folder. Links in an old folder do no harm,
-    # because `checkpoint.export` writes a new folder in its place. This check is a second guard.
+    # If transformers saved a model into a folder with links, it would write through the links. But
+    # `checkpoint.export` saves a model into a new folder, which then replaces the old one. So links
+    # in an old model folder do no harm, and the check below is only a second guard.
     for pattern in MODELS:
         for path in sorted(out_dir.glob(f"{pattern}/*")):
             _check_no_link(path)

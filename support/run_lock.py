@@ -123,8 +123,8 @@ class Interruption:
     def requested(self) -> bool:
         """Whether any rank received a signal. All ranks must call this, because it sums over ranks.
 
-        After a signal, the function also stops the timer, because saving the checkpoint may take
-        longer than `grace_s`.
+        After a signal, a timer would end the process after `grace_s` seconds. The function stops
+        this timer, because saving the checkpoint may take longer.
         """
         received = torch.tensor(float(self.timer is not None))
         parallel.all_reduce_sum(received)

@@ -176,9 +176,9 @@ def differences(
     """The success of each row minus that of a reference row in the same environment.
 
     The rows are paired by prompt. The differences are in %, each with a 95 % interval
-    (`statistics.difference_interval`). Models whose runs are seeds of one method (`pool_seeds`) get
-    one more line, for all seeds together. The last lines say which models are not pooled with
-    others, and why.
+    (`statistics.difference_interval`). `pool_seeds` pools models if their training differs only in
+    the seed. Each pool gets one more line, for all its seeds together. The last lines say which
+    models are not pooled with others, and why.
 
     Args: reference: the beginning of a row's name; a leading "ENV: " may be left out;
         policies: a row's name -> folder of its model or name of its player. A row that is
@@ -268,7 +268,9 @@ class ScoreReport:
         for option in ("json", "jsonl"):
             if self.options[option]:
                 print(f"wrote {self.options[option]}")
-        if self.options["against"]:  # last, so that a wrong name loses no results
+        # If --against names no row, `differences` raises an error. `differences` is called last,
+        # so that this error loses no results.
+        if self.options["against"]:
             print(differences(self.rows, self.options["against"], self.policies))
 
     def _write_json(self, path: Path) -> None:

@@ -81,7 +81,10 @@ def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
 
 
 def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
-    """The last iteration whose settings give other evaluation prompts or rules than now, or 0."""
+    """The last iteration whose evaluation settings differ from those of `config`; 0 if none do.
+
+    Evaluation settings decide the prompts and the rules of an evaluation (`_evaluation_of`).
+    """
     present = _evaluation_of(config)
     last = 0
     for until, settings in earlier:
@@ -102,7 +105,8 @@ def _evaluation_of(config: Config) -> tuple:
 def without_old_evaluations(rows: Sequence[dict], last_old: int) -> list[dict]:
     """The rows of metrics, with eval_success = None up to iteration `last_old`.
 
-    These evaluations may have had other prompts or rules than now."""
+    Evaluations up to iteration `last_old` may have had other prompts or rules than later
+    evaluations, so their success is not compared with later success."""
     kept = []
     for row in rows:
         kept.append({**row, "eval_success": None} if row["step"] <= last_old else row)

@@ -18,8 +18,9 @@ LONGEST_VALUE = 1000  # characters of a setting in the tab TEXT
 class Board:
     """An event file of TensorBoard.
 
-    Unlike torch's SummaryWriter, a Board has no thread, so it can catch the error of a full disk.
-    After an error, the run goes on without TensorBoard.
+    torch's SummaryWriter writes in a thread of its own, so the error of a full disk occurs in that
+    thread. A Board writes without a thread, so it can catch the error. After an error, the run goes
+    on without TensorBoard.
 
     Args:
         first_step: the first iteration of this file. TensorBoard ignores what older files hold for

@@ -70,7 +70,9 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
             raise
         raise EnvError(time_out(limit_s)) from error
     finally:
-        limit.stop()  # again, because the signal may interrupt __exit__ before its first line
+        # In most calls, __exit__ has called stop() already. But the signal may interrupt __exit__
+        # before its first line. Then only this call ends the limit.
+        limit.stop()
 
 
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
@@ -157,8 +159,8 @@ def _raise_time_up(*_) -> None:
 class Watchdog:
     """A thread that sends the signal RING to the main thread whenever an active time limit is over.
 
-    The two threads share no lock, because TimeUp may interrupt the main thread while it holds a
-    lock."""
+    The main thread and the watchdog thread share no lock: TimeUp may interrupt the main thread at
+    any line, so a lock that the main thread holds could stay locked."""
 
     def __init__(self):
         self.thread: threading.Thread | None = None
@@ -176,7 +178,9 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            self.wakes_at = math.inf  # wake for each new limit: `limits` may not have it yet
+            # While wakes_at is inf, `look_at` wakes this thread for each new limit. Without the
+            # wake-up, this thread could miss a new limit that the copy `limits` does not have.
+            self.wakes_at = math.inf
             limits = list(TimeLimit.active)
             self._ring(limits)
             self.wakes_at = min((limit.rings_at for limit in limits), default=math.inf)

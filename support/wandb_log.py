@@ -93,7 +93,9 @@ class WandbLog:
             self._end(error)
 
     def close(self, exit_code: int = 0) -> None:
-        """Send the page of tools.view if `exit_code` is 0 (a complete run), and end the W&B run."""
+        """End the W&B run.
+
+        If `exit_code` is 0 (a complete run), send the page of tools.view before the end."""
         if not self.run:
             return
         try:

@@ -250,7 +250,8 @@ def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iter
     Yields: the opening observation, then what each step shows.
     Args: asks: whether to call observe, statements and plan before each step."""
     rng = action_rng(seed)
-    draw_instance.cache_clear()  # so `reset` draws the instance again: the checks cover `draw`, too
+    # With an empty cache, `reset` draws the instance again. So the checks cover `draw`, too.
+    draw_instance.cache_clear()
     yield Seen(env.reset([seed, CHECK_SEED], member=member), "")
     for _ in range(env.max_actions):
         if is_over(env):
@@ -558,7 +559,9 @@ def wins_game(env: Env, choose: Callable[[Env], str]) -> bool:
 
 
 def is_random(subject: Subject) -> bool:
-    """Whether the same actions lead to different games for different members of a group."""
+    """Whether the same actions on the same instance can lead to different games.
+
+    The compared games differ in `member`, which changes only the random events of a game."""
     for seed in SEEDS:
         logs = set()
         for member in range(4):

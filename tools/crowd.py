@@ -4,8 +4,8 @@ The corpus of the tiny base model (studies/base_model) has games of these player
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
 - careful: like greedy, but does not move straight into a hole or push a box into a corner without a
-  target if it can avoid this. Each hole where a slip would end counts as one more cell of distance
-  to the goal.
+  target if it can avoid this. When careful compares moves in FrozenLake, each hole where a slip
+  would end adds one cell to the distance to the goal.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
   drawn again in each turn.
 
@@ -122,8 +122,9 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return the cost of a move: whether it leaves a box stuck in a corner, then the distances
-    of `Sokoban.cost_after`. A blocked move counts as if no box were stuck."""
+    """Return the cost of a move: whether a box is stuck in a corner without a target after the
+    move, then the two numbers of `Sokoban.cost_after`. A blocked move counts as if no box were
+    stuck, so it costs less than a move that leaves a box stuck."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:

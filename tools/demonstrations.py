@@ -3,8 +3,8 @@
 The thoughts of scripted players are true sentences about the state. The setting `sft_player`
 selects the player:
 - shortest: takes the actions of `Env.demonstrate`, mostly one a turn. These actions often follow a
-  shortest path. Some environments choose actions that leave RL more to learn: in FrozenLake, the
-  actions ignore slips.
+  shortest path. In some environments, the actions are not optimal, so that RL has more to learn:
+  in FrozenLake, for example, the actions ignore slips.
 - planner: plays optimally under the limits of turns and actions (`Env.plan`).
 - crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """
@@ -100,8 +100,8 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
     A demonstration is left out if its game fails, if a reply is too long, or if the first turn does
-    not fit. At most the fraction max_error_frac may be left out. If this fraction is less than one
-    demonstration, one may still be left out, because a restart would play the same game and fail
+    not fit. At most the fraction max_error_frac may be left out. One demonstration may be left out
+    even if it is more than this fraction, because a restart would play the same game and fail
     again. With max_error_frac=0, none may be left out.
 
     Raises: UserError with the first fault if too many demonstrations, or all, would be left out."""
@@ -213,8 +213,8 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
     """Write the demonstrations of these settings as lines of JSON. Returns: their number.
 
-    eval.py --jsonl writes lines with the same keys and more. So sft_file can name a file of
-    eval.py, too, but only with sft_eval_games=True, because its games are on evaluation prompts."""
+    eval.py --jsonl writes lines with the same keys and more, so sft_file can also name a file of
+    eval.py. Such a file needs sft_eval_games=True, because eval.py plays on evaluation prompts."""
     demonstrations = demonstrations_at(config, chat, range(num_demonstrations(config)))
     with replace_file(path) as file:
         for trajectory in demonstrations:

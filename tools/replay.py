@@ -128,8 +128,8 @@ def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
     records = []
     for record in read_records(path, RECORD):
         records.append({"policy": "recorded", "entropy": None, **record})
-        # `env` may name a Python file. Somebody else may have written the record, so it must not
-        # decide which code runs: only environments from the settings are played.
+        # `env` may name a Python file. Somebody else may have written the record, so the record
+        # must not decide which code runs. Only environments from the settings are played.
         if record["env"] not in legal_envs:
             raise UserError(
                 f"{path} has games of {record['env']!r}; add --env={record['env']} to play these"

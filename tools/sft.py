@@ -100,8 +100,8 @@ WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # a warning is printed if a smaller fraction of replies is valid at the end
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # at most this many lines report the progress of a run
-# Keys and types of `totals`: the sums and lists over the finished steps, which a checkpoint stores.
-# The notation is that of support/json_shapes.py.
+# Keys and types of `totals`, in the notation of support/json_shapes.py. `totals` holds sums and
+# lists over the finished steps. Each checkpoint stores `totals`.
 TOTALS = {
     "tokens": int,
     "response_tokens": int,

@@ -260,7 +260,8 @@ def show_bars_on_terminals_only() -> None:
 def check_weights(source: Path, folder: Path) -> None:
     """Compare each converted weight with the GGUF file.
 
-    The comparison does not use transformers, because transformers made the conversion.
+    transformers made the conversion. The comparison does not use transformers, so that it can find
+    errors of transformers.
 
     Raises: UserError if a weight differs.
     """

@@ -82,7 +82,9 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     parts = []
     num_bytes = 0
     while num_bytes <= MAX_BYTES:
-        part = response.read1(65536)  # read(65536) would not limit a chunk of size -1
+        # If a server gives -1 as the size of a chunk, read(65536) would read without a limit. In
+        # this case, read1 reads at most one buffer.
+        part = response.read1(65536)
         if not part:
             body = b"".join(parts)
             if expected not in (None, num_bytes):

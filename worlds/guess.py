@@ -93,7 +93,9 @@ class Guess(Env):
         return str(self.low)
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Guess a random number, so that only RL teaches the policy to use "higher" and "lower"."""
+        """Return a random guess for a demonstration of SFT.
+
+        The guess ignores the answers, so only RL teaches the policy to use "higher" and "lower"."""
         return self.random(1, rng)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:

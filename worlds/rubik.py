@@ -4,7 +4,8 @@ Deliberate differences from RAGEN-2:
 - The actions turn three faces only. Turning one of the other faces equals turning the opposite
   face and rotating the whole cube.
 - Every game draws the colours of the faces, so that a small model cannot learn the cubes by heart.
-  So a cube of the evaluation can occur in training, in other colours.
+  A cube in other colours counts as another game. So a cube of the evaluation can occur in
+  training, in other colours.
 """
 
 from configurator import UserError
@@ -16,8 +17,8 @@ import numpy as np
 from envs import Env, Move
 
 FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, down, left, back
-# A cube is a text with a letter for each of the 24 places: the face on which the sticker in
-# this place lies when the cube is solved.
+# A cube is a text of 24 letters, one for each place of a sticker. The letter names the home face of
+# the sticker in this place: the sticker lies on its home face when the cube is solved.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
 # A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. The

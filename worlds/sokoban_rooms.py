@@ -77,7 +77,8 @@ def reverse_play(
 ) -> tuple[int, tuple[int, ...]]:
     """Pull the boxes away from the targets, by depth-first search.
 
-    Played backward, the same moves push the boxes onto the targets, so the room can be solved.
+    In a game, the same moves, each reversed and in reverse order, push the boxes onto the targets.
+    So the room can be solved.
 
     A move pulls the box behind the player, if there is one. A state can be the best only if neither
     a box nor the player is on a target. Of the states that pass this test, the best has the largest

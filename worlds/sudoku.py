@@ -1,8 +1,9 @@
 """Sudoku on 4x4 cells. Every puzzle has exactly one solution.
 
+The agent can replace every digit that it wrote, so no mistake is final.
+
 RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. RAGEN-2's default limits
-allow fewer actions than a puzzle has empty cells. In this file the agent can replace every digit
-that it wrote, so no mistake is final.
+allow fewer actions than a puzzle has empty cells, so no agent can solve a puzzle within the limits.
 """
 
 from configurator import UserError

@@ -3,8 +3,12 @@
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/gspo.py
 
 sequence_ratio = True
-recompute_old_logprobs = True  # else bfloat16 rounding alone could cause clipping
+# In bfloat16, engine and trainer round differently. If the old log-probs came from the engine, this
+# rounding alone could cause clipping, because the clip range is narrow.
+recompute_old_logprobs = True
 clip_low = 3e-4  # the paper's clip range
 clip_high = 4e-4
 aggregation = "seq_mean_token_mean"
-batch_size = 8  # several optimizer steps per iteration: GSPO acts from the second step on
+# In the first optimizer step of an iteration, all ratios are nearly 1. So GSPO's ratio usually has
+# an effect only from the second step on, and an iteration needs several steps.
+batch_size = 8

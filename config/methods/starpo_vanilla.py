@@ -1,8 +1,9 @@
 # Extra settings for any experiment: StarPO without the stabilizers of StarPO-S. StarPO has a
-# symmetric clip range and a KL term, but no filter. Without the filter, an iteration of
-# frozenlake_ppo.py takes four optimizer steps.
+# symmetric clip range and a KL term, but no filter. Without the filter, frozenlake_ppo.py trains on
+# all 128 trajectories of an iteration, in four optimizer steps.
 # The paper (arXiv 2504.20073, appendix B) has the k1 estimate of KL in the loss. In a loss, k1 has
-# an expected gradient of zero, so this file keeps the default k3.
+# an expected gradient of zero. So this file keeps the default estimate, k3 (`kl_penalty` in
+# starpo.py).
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/methods/starpo_vanilla.py
 
 filter_keep = 1.0

@@ -15,13 +15,15 @@ WINDOW = 9  # a moving average is over this many iterations
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % interval of the mean success in each of I evaluations: two ends, each (I,).
 
-    The interval accounts for the choice of prompts and of seeds. For an evaluation in `known`, the
-    interval is from `rate_interval`, else from `interval_of_rates`, which is at least as wide. If
-    the rate of a seed is NaN, the interval is NaN.
+    The interval accounts for the choice of prompts and of seeds. For an evaluation in `known`,
+    `rate_interval` computes the interval. For other evaluations, only the rates of the seeds are
+    known, so `interval_of_rates` computes an interval at least as wide as that of `rate_interval`.
+    If the rate of a seed is NaN, the interval is NaN.
 
     Args:
         rates: success rates of S seeds, (S, I).
-        known: index of an evaluation (-1 is the last one) -> 1 for a solved prompt, else 0, (S, n).
+        known: the evaluations with a known result for each prompt. Key: index of the evaluation, -1
+            for the last one. Value: 1 for a solved prompt, else 0, (S, n).
         num_prompts: n; needed only if `known` is empty.
     """
     for wins in known.values():
@@ -38,9 +40,10 @@ def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
     label -> successes.
 
     In the rows "closed loop" of eval.py a player takes one action a turn. The greedy player needs
-    the result of each action, so it obeys the limits if the policy has at least as many turns as
-    actions. The random player ignores observations, so it plays the same with several actions a
-    turn. This player obeys the limits if the policy's turns have room for all actions of a game.
+    the result of each action, so it needs a turn for each action. The greedy player obeys the
+    limits if max_turns is at least actions_per_traj. The random player ignores observations, so it
+    plays as well with several actions a turn as with one. The random player obeys the limits if the
+    policy's turns have room for all actions of a game.
 
     Args:
         wins: name of a row in eval.py's table, such as "optimal, 5 a turn" -> successes.

@@ -160,9 +160,10 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Return name -> successes on `env`, for policies and players with equal successes in all runs.
+    """Return name -> successes on `env`, for each name with equal successes in all runs.
 
-    Runs without scores on `env` are left out. Most names are those of reference players."""
+    Runs without scores on `env` are left out. A name is a key of `Wins`: a policy or a reference
+    player. Most names are those of reference players."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
     for name, wins in (players[0] if players else {}).items():

@@ -48,7 +48,7 @@ OUTCOMES = {  # status -> how a trajectory ended, in words
     "out_of_tokens": "out of tokens",
     "error": "error",
 }
-RANKED_BY = {  # value of the setting filter_by -> by what the filter ranks groups, in words
+RANKED_BY = {  # the setting filter_by -> the quantity by which the filter ranks a group, in words
     "reward_std": "the standard deviation of its scores",
     "reward_mean": "its mean score",
     "entropy": "its entropy",
@@ -149,7 +149,8 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
     for line, record in enumerate(read_records(path, shape), start=1):
         is_training = "step" in record and "group" in record
         policy = record.get("policy", "recorded")
-        if policy == record["env"]:  # train.py writes the env there
+        # In eval_start.jsonl and eval_final.jsonl, train.py writes the environment under "policy".
+        if policy == record["env"]:
             policy = "recorded"
         stage = None if is_training else shown(policy)
         records.append(({**record, "file": path.name, "line": line}, stage))
@@ -343,7 +344,9 @@ def describe_turn(
 
 
 def mark_false(thought: str, false_statements: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the sentences of a thought, each with the fact that it contradicts; "" for none.
+    """Return (sentence, fact) for each sentence of a thought.
+
+    The fact is the one that the sentence contradicts, from `false_statements`, or "" if none.
 
     >>> mark_false("Goal up. Go.", {"Goal up.": "Goal down."})
     [('Goal up.', 'Goal down.'), (' Go.', '')]
@@ -358,7 +361,8 @@ def mark_false(thought: str, false_statements: dict[str, str]) -> list[tuple[str
 def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]:
     """Return sentences on why a reply is not valid; [] for a valid reply.
 
-    Older records lack these sentences, so the report in the next message replaces them."""
+    Records of older versions lack the field "faults". For these records, the sentences come from
+    the report on the reply, which is in the next message."""
     if turn["format_ok"]:
         return []
     faults = [shown(fault) for fault in turn.get("faults", [])]
@@ -382,7 +386,8 @@ def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]
 def explain_cut(turn: dict) -> str:
     """Return a sentence on where a reply was cut off; "" for a complete reply.
 
-    In older records, only a missing end-of-turn token shows that a reply was cut off."""
+    Records of older versions lack the field "cut_by". In these records, only a missing end-of-turn
+    token shows that a reply was cut off."""
     num_tokens = len(turn["tokens"])
     if turn.get("cut_by"):
         return cut_fault(num_tokens, shown(turn["cut_by"]))

@@ -226,7 +226,9 @@ class Program:
                 value = operand()
                 if bool(value) == decisive:
                     return value
-            return operands[-1]()  # computes the last operand again, so its steps count twice
+            # If no operand decides, the last operand gives the value. The steps of the last operand
+            # count twice, because it is computed again.
+            return operands[-1]()
 
         return compute
 

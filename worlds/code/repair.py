@@ -105,7 +105,7 @@ jumps(xs): how many neighbours differ by over K
 # "above(xs): how many of xs exceed K" -> body
 LIBRARY = dict(block.split("\n", 1) for block in LIBRARY_TEXT.strip().split("\n\n"))
 
-# right operator -> wrong operator of a fault
+# correct operator -> the wrong operator that a fault puts in its place
 SWAPS = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,

@@ -107,8 +107,8 @@ def run_sandboxed(
     Args:
         folder: the working directory. An isolated command can change no other folder of the host.
         isolated: if False, the command runs as the present user, with resource limits only. These
-            limits are no security boundary. A process that leaves the command's process group
-            keeps running after the command.
+            limits are no security boundary. Without isolation, a process that leaves the command's
+            process group keeps running after the command.
     Returns: the exit status (None if killed after MAX_SECONDS), and the first MAX_OUTPUT bytes of
         the output.
     Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.

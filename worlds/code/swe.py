@@ -4,8 +4,8 @@ This is the code task of arXiv 2510.01132 without containers. Deliberate differe
 - Commands and tests run in the sandbox of `sandbox.py`. The option `sandbox=none` switches it off.
 - The policy gets the files of the base commit without the git history, because the history may
   contain the answer.
-- Tests that the unpatched code already passes earn no reward. If they did, a patch without effect
-  could earn most of the reward.
+- Tests that the unpatched code already passes earn no reward. With a reward for these tests, a
+  patch without effect could earn most of the reward.
 
 Tests run in the same process as the code that they test, so the tested code can forge the report
 of the tests.
@@ -28,8 +28,9 @@ from envs import SPLIT_SIZE, Env, Move
 from worlds.code.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
 
 # Linux limits each argument of a program, such as a shell command after `sh -c`, to 131,072 bytes.
-# The shell command that runs the tests contains a test patch of at most MAX_COMMAND bytes, and
-# the names of the test files (at most MAX_NAMES bytes) three times.
+# The shell command that runs the tests contains a test patch (at most MAX_COMMAND bytes) once, and
+# the names of the test files (at most MAX_NAMES bytes) three times. So MAX_COMMAND + 3 * MAX_NAMES
+# must stay below the limit.
 MAX_COMMAND = 100_000  # bytes of a command or a patch
 MAX_NAMES = 10_000  # bytes of the names of all test files of a row
 SHOWN_OUTPUT = 2_000  # the policy sees this many characters at the end of the output
@@ -149,8 +150,8 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # A reply is split into actions at "||". So a patch command that contains "||" arrives in
-        # parts, and `command` is compared with the first part.
+        # A reply is split into actions at "||". If the patch contains "||", `patch_command` arrives
+        # as several actions. The first action is the text before the first "||".
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # no action is left for `submit`

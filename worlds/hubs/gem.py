@@ -66,7 +66,8 @@ class Gem(Hub):
         self.note = "" if self.board else "The game begins."
         if self.has_fixed_rules:
             return self.board
-        # GEM puts random example actions in \boxed{}. Without them, equal games have equal texts.
+        # GEM puts random example actions in \boxed{}. Remove these examples, because equal games
+        # need equal texts: `Hub.key` takes the returned text as the key of the game.
         return BOXED.sub("", instructions) + self.board
 
     def _start(self, instance: tuple) -> None:

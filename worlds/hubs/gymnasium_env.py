@@ -172,7 +172,9 @@ class Gymnasium(Hub):
         )
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return the best actions (`best_actions`); stop after one with a random outcome."""
+        """Return the best next actions, from `best_actions`.
+
+        After an action with a random outcome the list ends, because the next state is unknown."""
         transitions = vars(self.game.unwrapped).get("P")
         if transitions is None:
             raise UserError(f"gymnasium:{self.name} has no reference player but random")

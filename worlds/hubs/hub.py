@@ -94,7 +94,8 @@ class Hub(Env):
     def can_run_programs(cls, options: dict[str, str]) -> bool:
         """Whether the class runs programs, or a setting is not numeric.
 
-        A hub may execute a setting that is a text."""
+        A hub may execute a text in its settings. So a setting that is not numeric counts as a
+        program."""
         settings = parse_settings(options.get("settings", ""))
         return cls.runs_programs or not all(map(is_numeric, settings.values()))
 
@@ -151,8 +152,9 @@ def has_few_starts(spec: str) -> bool:
     """Whether two of the games with the first 100 seeds have the same first observation.
 
     The two fixed splits (eval and heldout) take 512 first observations, and training needs others.
-    This test rarely overlooks a game with too few first observations: if only 1,000 existed, 100
-    seeds would have 100 different ones with probability 0.6 %.
+    This test rarely overlooks a game with too few first observations. If a game had only 1,000
+    first observations, all equally likely, the first observations of 100 seeds would all differ
+    with probability 0.6 %.
     """
     env = make_env(spec)
     seen = set()

@@ -27,8 +27,8 @@ from worlds.text.base import require_package
 
 DATASET_SIZE = 2**20  # questions in a dataset; a dataset in ONE_BY_ONE has 1
 MAX_CHARACTERS = 10_000  # of an answer
-# Datasets that need more than 20 ms of CPU time per question. Their games have splits=seed, so that
-# `Hub.draw` makes no question.
+# Datasets that need more than 20 ms of CPU time per question. The games of these datasets always
+# have splits=seed: then `Hub.draw` draws a seed only, and makes no question.
 SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"

@@ -32,8 +32,10 @@ IDLE_VERBS = ("look", "inventory", "examine", "help")  # commands with these ver
 class ALFWorld(Household):
     """Games of ALFWorld's data set, or games of `Household` if there is no data set.
 
-    The data set is in the folder $ALFWORLD_DATA, by default ~/.cache/alfworld. ALFWorld's engine
-    does not support threads, so `Env.blocking` stays False and games step one after another.
+    The data set is in the folder $ALFWORLD_DATA, by default ~/.cache/alfworld.
+
+    If `Env.blocking` is True, each step runs in a thread. ALFWorld's engine does not support
+    threads, so `Env.blocking` stays False here and games step one after another.
     """
 
     runs_programs = True

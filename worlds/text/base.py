@@ -35,8 +35,8 @@ class World(Env):
     - `relevant`: returns the things that a shortest plan may need. A subclass with its own `search`
       needs no `relevant`.
     - `effects`: returns all possible commands with the facts that they change. `search` passes
-      the relevant things as the argument `only`. Then `effects` may leave out commands that a
-      shortest plan does not need.
+      the relevant things as the argument `only`. If `only` is not None, `effects` may leave out
+      commands that a shortest plan does not need.
     - `progress`: returns the share of the task that is done, 0..1.
     - `_start`: sets up an instance and ends with a call of `_open`.
     """

@@ -229,8 +229,8 @@ class Index:
     def search(self, query: str, most: int) -> list[Document]:
         """Return up to `most` documents that share a word with the query, the best first.
 
-        A shared word adds log(1 + N / n) to a document's score, where n of all N documents contain
-        the word.
+        Each word of the query adds log(1 + N / n) to the score of each document that contains the
+        word. N is the number of all documents, n the number of documents that contain the word.
         """
         scores = np.zeros(len(self.documents))
         # A set has a random order, and the order changes the rounding of the sums. Sorted words
@@ -274,8 +274,8 @@ class Index:
         The search returns at most `most` documents, those with the highest scores.
 
         Document `number` has the highest possible score, because it contains all words of its name.
-        Another document with all words of this name has the same score. The search returns the
-        document with the smaller index first.
+        Another document with all words of this name has the same score. Of two documents with the
+        same score, the search returns the document with the smaller index first.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)

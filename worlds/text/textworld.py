@@ -105,7 +105,8 @@ class TextWorld(World):
         self.walkthrough = []
         for command in map(drop_articles, self.game.metadata["walkthrough"]):
             # The walkthrough of a cooking game says "open X" when it takes food from a container
-            # X or goes through a door X. A second "open X" is left out, as X is then open.
+            # X or goes through a door X. If the walkthrough says "open X" again, this second
+            # command is left out, because the first one has already opened X.
             if not command.startswith("open ") or command not in self.walkthrough:
                 self.walkthrough.append(command)
         self._open({}, f"Task: {self.game.objective}", self.walkthrough[-1])
@@ -150,8 +151,8 @@ class TextWorld(World):
     def search(self, max_length: int) -> tuple[str, ...]:
         """Return TextWorld's own plan from the present state, not always a shortest one.
 
-        If TextWorld has no plan, return the rest of the walkthrough, or () if the next command of
-        the walkthrough is impossible.
+        If TextWorld has no plan, return the commands of the walkthrough that are left. But if the
+        first of these commands is impossible now, return ().
         """
         if self.state.done:
             return ()

@@ -119,8 +119,8 @@ class ToolUse(Env):
     def _draw_sum(self, rng: np.random.Generator) -> Task | None:
         """Draw a `sum` question: what is the sum of an attribute of two items?
 
-        Returns: None if the drawn names are not in alphabetical order (only one order of a pair is
-            asked), or if one of the two values is not a whole number."""
+        Returns: None if the drawn names are not in alphabetical order, because only one order of a
+            pair is asked. Also None if one of the two values is not a whole number."""
         first = self._draw_item(rng)
         second = self._draw_item(rng)
         attribute = self._draw_number(first, rng)
@@ -352,8 +352,9 @@ class OwnData(ToolUse):
         """Return the steps that the file gives for a question, or else up to two searches.
 
         The first search is for a document that the question names, or for all words of the
-        question. If no such search shows `question.answers[0]`, a second search is for the name of
-        a document with this answer.
+        question. If one of the possible first searches shows the answer `question.answers[0]`, this
+        search is the only step. If no possible first search shows this answer, a second search is
+        for the name of a document with this answer.
         """
         if question.steps:
             return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)
