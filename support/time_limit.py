@@ -178,8 +178,9 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            # While wakes_at is inf, `look_at` wakes this thread for each new limit. Without the
-            # wake-up, this thread could miss a new limit that the copy `limits` does not have.
+            # While wakes_at is inf, `look_at` puts an entry into `calls` for each new limit, so
+            # that the `get` below returns at once. Else a limit that is not in `limits` could be
+            # missed.
             self.wakes_at = math.inf
             limits = list(TimeLimit.active)
             self._ring(limits)

@@ -40,7 +40,8 @@ def iteration_metrics(
     rollout_timer: Timer,
     update_timer: Timer,
 ) -> dict:
-    """The metrics of an iteration, without those of `train.update`, collapse and evaluation.
+    """The metrics of an iteration that do not come from `train.update`, `measure_collapse` or an
+    evaluation.
 
     Args: sampled: all trajectories; trajectories: those of groups without an error; stats:
         statistics of the scores in these groups; num_kept: how many of `trajectories` the filter

@@ -137,7 +137,9 @@ def commands_that_run():
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "pytest-xdist" not in line:  # the title of a pytest worker may show the command
+            # pytest-xdist writes the running test's id into the process title of its worker. The id
+            # can contain "sleep 54321", a parameter of a test below.
+            if "pytest-xdist" not in line:
                 lines.append(line)
         except OSError:
             continue
