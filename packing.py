@@ -230,7 +230,8 @@ def has_varlen_kernel(device: torch.device) -> bool:
 class _VarlenIndex(NamedTuple):
     """Int32 indices of the queries and keys of all pieces, for a varlen kernel."""
 
-    keys: Tensor  # (keys of all pieces,): the row indices of the keys, piece by piece
+    # Positions of the keys in the row: for each piece the keys of its context, then its own.
+    keys: Tensor  # (number of keys of all pieces,)
     query_ends: Tensor  # (pieces + 1,): 0, then the row index after each piece's last token
     key_ends: Tensor  # (pieces + 1,): 0, then the index in `keys` after each piece's last key
 

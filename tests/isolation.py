@@ -1,4 +1,4 @@
-"""Keep the tests away from the runs, home folder, caches and settings of the user.
+"""Keep the tests from changing the runs, home folder, caches and settings of the user.
 
 Import this file first: libraries such as huggingface_hub read environment variables when imported.
 """
