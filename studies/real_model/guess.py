@@ -1,7 +1,8 @@
 """Make the tables and pictures of the guessing game from the runs in studies/real_model/guess/.
 
 A run is a JSON file with "curve" (iteration -> success on the evaluation prompts) and "series"
-(metric -> its value in every iteration). "other_numbers" has the success with the numbers 1 to 31.
+(metric -> its value in every iteration). "other_numbers" is the success in games with the numbers
+1 to 31.
 """
 
 from collections.abc import Sequence
@@ -24,16 +25,16 @@ PANELS = (
 ITERATIONS = ("0", "10", "20", "30", "40")
 HEADINGS = ("run", "cold start %", *(f"iteration {step} %" for step in ITERATIONS[1:]))
 METHODS = ("StarPO", "StarPO-S")
-# The runs with a reward for true thoughts, and runs from the same cold starts without this reward
+# The runs with a reward for true thoughts, and runs from the same cold starts without this reward.
 REWARDED = ("StarPO-S", "StarPO-S, think_reward 0.1", "StarPO-S, think_reward 0.3")
 REWARDED_SEEDS = (3, 4, 5)
 REWARDED_HEADINGS = (
     "run",
-    "true after turn 1: cold start %",
-    "iteration 50 %",
-    "success: cold start %",
-    "best evaluation %",
-    "iteration 50 %",
+    "true after turn 1, cold start %",
+    "true after turn 1, iteration 50 %",
+    "success, cold start %",
+    "success, best evaluation %",
+    "success, iteration 50 %",
 )
 
 
