@@ -34,6 +34,7 @@ if __name__ == "__main__":
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -170,12 +171,12 @@ def iterate(
     if kept:
         experience = build_experience(learner, kept, kept_fraction)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
-        to_train = list(range(len(kept)))
         # SimpleTIR: do not train on trajectories with a void turn, which executed no action.
         if config.drop_void:  # not earlier, because the advantages need whole groups
             to_train = methods.without_void_turns([t.has_void_turn for t in kept])
-        if to_train:
-            update_metrics = update(learner, experience.of_trajectories(to_train))
+            experience = experience.of_trajectories(to_train) if to_train else None
+        if experience:
+            update_metrics = update(learner, experience)
     if not update_metrics:
         tqdm.write(skipped_update(learner.step + 1, num_kept=len(kept)))
     learner.step += 1  # counts iterations, not optimizer steps
@@ -378,6 +379,27 @@ class Experience:
         return list(counts.values())
 
 
+class Layout(NamedTuple):
+    """How the response tokens of the kept trajectories divide into turns and trajectories."""
+
+    tokens_per_turn: list[int]  # K
+    turns_per_trajectory: list[int]  # B
+    group_ids: Tensor  # (B,) int64; the index of each trajectory's group among the kept groups
+
+
+def layout_of(kept: Sequence[Trajectory], group_size: int) -> Layout:
+    """Return the layout of trajectories that form whole groups of `group_size`."""
+    tokens_per_turn = count_tokens_per_turn(kept)
+    turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]
+    group_ids = torch.arange(len(kept)) // group_size
+    return Layout(tokens_per_turn, turns_per_trajectory, group_ids)
+
+
+def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Return K counts: the response tokens of each turn."""
+    return [len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns]
+
+
 def build_experience(
     learner: Learner,
     kept: Sequence[Trajectory],
@@ -395,7 +417,8 @@ def build_experience(
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
-    tokens_per_turn = torch.tensor(count_tokens_per_turn(kept), device=learner.device)  # (K,)
+    layout = layout_of(kept, config.group_size)
+    tokens_per_turn = torch.tensor(layout.tokens_per_turn, device=learner.device)  # (K,)
     turn_ids = torch.repeat_interleave(tokens_per_turn)  # (R,) 0, 0, 1, 1, 1 for [2, 3] tokens
     segment_ids = turn_ids
     if config.segment == "trajectory":
@@ -418,8 +441,8 @@ def build_experience(
             # each token gets the value at the first token of its turn
             old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
 
-    rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
-    advantages, returns = estimate_advantages(learner, kept, rewards, old_values)
+    rewards = token_rewards(learner, kept, layout, old_logprobs, ref_logprobs)  # (R,)
+    advantages, returns = estimate_advantages(learner, kept, layout, rewards, old_values)
     # filter_loss_scale scales the advantages, but not the entropy bonus, KL loss and value loss.
     advantage_scale = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
     return Experience(
@@ -464,6 +487,7 @@ def logprobs_before_update(
 def token_rewards(
     learner: Learner,
     kept: Sequence[Trajectory],
+    layout: Layout,
     old_logprobs: Tensor,
     ref_logprobs: Tensor | None,
 ) -> Tensor:
@@ -477,22 +501,20 @@ def token_rewards(
     )  # (K,)
     if config.reward_norm != "none":
         names = [trajectory.env for trajectory in kept]
-        group_ids = group_ids_of(kept, config)  # (B,)
         # Each tensor has a number for every trajectory, (B,). Trajectories with the same number
         # share a mean and a standard deviation.
         peers = {
-            "group": group_ids,
-            "batch": torch.zeros_like(group_ids),
+            "group": layout.group_ids,
+            "batch": torch.zeros_like(layout.group_ids),
             # the index of the first trajectory in the same environment
             "env": torch.tensor([names.index(name) for name in names]),
         }
-        turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]
         rewards = starpo.normalize_rewards(
-            rewards, turns_per_trajectory, peers[config.reward_norm_over], config.reward_norm
+            rewards, layout.turns_per_trajectory, peers[config.reward_norm_over], config.reward_norm
         )  # (K,)
-    lengths = torch.tensor(count_tokens_per_turn(kept))  # (K,)
-    per_token = torch.zeros(int(lengths.sum()), dtype=torch.float64)  # (R,)
-    per_token[lengths.cumsum(0) - 1] = rewards  # each turn has at least one response token
+    tokens_per_turn = torch.tensor(layout.tokens_per_turn)  # (K,)
+    per_token = torch.zeros(int(tokens_per_turn.sum()), dtype=torch.float64)  # (R,)
+    per_token[tokens_per_turn.cumsum(0) - 1] = rewards  # each turn has a response token
     if learner.ref and config.kl_in == "reward":
         kl = starpo.kl_penalty(old_logprobs, ref_logprobs, config.kl_estimator)  # (R,)
         per_token -= config.kl_coef * kl.cpu()
@@ -502,6 +524,7 @@ def token_rewards(
 def estimate_advantages(
     learner: Learner,
     kept: Sequence[Trajectory],
+    layout: Layout,
     rewards: Tensor,
     values: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -514,9 +537,8 @@ def estimate_advantages(
     Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
     config = learner.config
     estimator = config.estimator
-    turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]  # B
-    counts = (count_tokens_per_turn(kept), turns_per_trajectory)  # K and B numbers
-    group_ids = group_ids_of(kept, config)  # (B,)
+    counts = (layout.tokens_per_turn, layout.turns_per_trajectory)  # K and B numbers
+    group_ids = layout.group_ids  # (B,)
     turn_gamma = config.turn_gamma
     discounts = starpo.Discounts(config.gamma, config.lam, turn_gamma, config.turn_lam)
     returns = None
@@ -540,18 +562,6 @@ def estimate_advantages(
             rewards, *counts, group_ids, states, estimator=estimator, gamma=turn_gamma
         )
     return advantages, returns
-
-
-def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Return K counts: the response tokens of each turn."""
-    return [len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns]
-
-
-def group_ids_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
-    """Return the index of each trajectory's group among the kept groups, (B,) int64.
-
-    `kept` must hold whole groups. So drop_void acts only after the advantages are computed."""
-    return torch.arange(len(kept)) // config.group_size
 
 
 # ---------- update

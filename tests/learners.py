@@ -67,7 +67,8 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
     # Config would refuse a group of one trajectory.
     config = SimpleNamespace(**{**vars(small_config()), "group_size": len(kept), **settings})
     learner = SimpleNamespace(config=config, estimator_state={})
-    return train.estimate_advantages(learner, kept, rewards, values)
+    layout = train.layout_of(kept, config.group_size)
+    return train.estimate_advantages(learner, kept, layout, rewards, values)
 
 
 def select_groups(config, played):
