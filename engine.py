@@ -19,7 +19,7 @@ from engines.sample import Sample, Seed, failure_reason
 from engines.torch_engine import TorchEngine
 from engines.vllm_engine import VLLMEngine
 from model import pick_dtype
-from support.preflight import VLLM_HINT
+from utils.machine import VLLM_HINT
 
 
 class Engine(Protocol):

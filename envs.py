@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from support.quotes import split_unquoted, unquote
-from support.time_limit import EnvError, Item, limit_items
+from utils.quotes import split_unquoted, unquote
+from utils.time_limit import EnvError, Item, limit_items
 
 # train: every seed draws an instance; eval: 256 fixed instances, for reported results;
 # heldout: 256 other fixed instances, for choosing settings
@@ -306,7 +306,7 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
 
     Args:
         spec: 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'. The
-            whole spec, the path or a value may stand in quotes, see support/quotes.py.
+            whole spec, the path or a value may stand in quotes, see utils/quotes.py.
         observation: one of OBSERVATIONS.
         max_actions: the largest number of actions in one game.
     Raises:

@@ -20,9 +20,9 @@ API.
 
 from configurator import Config
 
+from mixtures import scored_envs
 from support.arguments import PLAYERS, Job, read_eval
-from support.mixtures import scored_envs
-from support.terminal import run_main
+from utils.terminal import run_main
 
 if __name__ == "__main__":
     run_main(read_eval)  # reports wrong arguments before the slow imports

@@ -3,8 +3,6 @@
 from configurator import CRITIC_ESTIMATORS, Config, UserError
 
 import copy
-import json
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,9 +21,6 @@ from model import (
     pick_dtype,
     trainable_parameters,
 )
-from support import checkpoint
-from support.checkpoint import Saver
-from support.json_shapes import check_shape
 
 # The first loss scale for float16, as in torch.amp.GradScaler. Gradients are small because the loss
 # is divided by the number of response tokens in a mini-batch, about 1e5. Without the scale, float16
@@ -133,46 +128,6 @@ class Learner:
                 f"steps in a row (iteration {iteration}); lower learning_rate or critic_lr, and "
                 "start with another --out_dir"
             )
-
-    def save(self, saver: Saver) -> None:
-        """Start writing a checkpoint.
-
-        Raises: TypeError if JSON cannot restore estimator_state."""
-        states = checkpoint.training_state(self.modules, self.optimizers)
-        counts = {"step": self.step, "bad_steps": self.bad_steps}
-        counts["estimator_state"] = copy_as_json(self.estimator_state)
-        if self.dtype == torch.float16:
-            counts["loss_scale"] = self.loss_scale
-        saver.save(states, counts)
-
-    def load(self, folder: Path) -> None:
-        """Continue from a checkpoint."""
-        counts = checkpoint.load(folder, self.modules, self.optimizers)
-        shape = {"step": int, "bad_steps": int, "estimator_state": ({}, ...)}
-        check_shape(counts, shape, f"{folder}/state.json")
-        self.step = counts["step"]
-        self.bad_steps = counts["bad_steps"]
-        self.estimator_state = counts.get("estimator_state", {})  # missing in older checkpoints
-        if "loss_scale" in counts and self.dtype == torch.float16:
-            self.loss_scale = counts["loss_scale"]
-        self.policy.bump_version()
-        print(f"continuing {folder.parent} from iteration {self.step}", flush=True)
-
-
-def copy_as_json(state: dict) -> dict:
-    """Convert the state of an estimator to JSON and back.
-
-    Raises: TypeError if JSON cannot restore `state`, for example because of a tuple or tensor."""
-    try:
-        copied = json.loads(json.dumps(state))
-    except (TypeError, ValueError):
-        copied = None
-    if copied != state:
-        raise TypeError(
-            "learner.estimator_state must hold finite numbers, texts, lists, and dicts with texts "
-            f"as keys, which JSON gives back unchanged; got {state!r}"
-        )
-    return copied
 
 
 def build_learner(config: Config, device: torch.device) -> tuple[Learner, Engine, Chat]:

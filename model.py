@@ -29,10 +29,10 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.utils.logging import disable_progress_bar
 
 from packing import PackedBatch, PackedLayout
-from support.loaded_model import check_shapes, check_tokenizer, check_weights
-from support.model_folder import check_architecture, check_folder, download, find_model, summary
-from support.precision import product_in_float32
-from support.preflight import check_driver
+from utils.loaded_model import check_shapes, check_tokenizer, check_weights
+from utils.machine import check_driver
+from utils.model_folder import check_architecture, check_folder, download, find_model, summary
+from utils.precision import product_in_float32
 
 # Number of vocabulary tokens whose logits are in memory at a time. On a CPU, small chunks stay in
 # the processor's cache. On a GPU, large chunks need fewer kernel launches.
@@ -361,7 +361,7 @@ def load_model(
     """Load a model (float32 weights) and its tokenizer.
 
     Args: name: "tiny" (the model in base/), a folder, or a name on the Hugging Face hub.
-    Raises: UserError if the model is missing, broken or not supported (support/model_folder.py), or
+    Raises: UserError if the model is missing, broken or not supported (utils/model_folder.py), or
         if the download fails.
     """
     folder = find_model(name)

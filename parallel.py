@@ -29,7 +29,7 @@ from engine import Engine
 from model import Policy, pick_device
 from packing import micro_batches, pack
 from rollout import Trajectory, collect
-from support.precision import round_at_random
+from utils.precision import round_at_random
 
 # At this sequence length, attention costs as much as the linear layers of Qwen2.5-0.5B's blocks.
 ATTENTION_CROSSOVER_TOKENS = 16_640

@@ -10,7 +10,7 @@ import numpy as np
 from dialogue import Episode, format_response
 from envs import check_actions
 from rollout import Reply, Rollout
-from support.time_limit import EnvError, call_with_timeout
+from utils.time_limit import EnvError, call_with_timeout
 
 
 def reference_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from dialogue import Chat, Episode, TurnOutcome, TurnRecord, cut_fault
 from envs import as_user_error, check_uses, make_env, reserved_keys
-from support.mixtures import env_specs
-from support.threads import call_all, start_thread
-from support.time_limit import EnvError, call_with_timeout
+from mixtures import env_specs
+from utils.threads import call_all, start_thread
+from utils.time_limit import EnvError, call_with_timeout
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample

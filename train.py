@@ -24,7 +24,7 @@ torchrun (docs/faults.md).
 from configurator import WHITENED_ESTIMATORS, Config
 
 from support.arguments import read_train
-from support.terminal import run_main
+from utils.terminal import run_main
 
 if __name__ == "__main__":
     # This first call only answers --help and checks the command line. It stands before the import
@@ -49,6 +49,7 @@ from dialogue import Chat
 from engine import Engine, dtype_of_engine
 from eval import evaluate_all, play_references
 from learner import Learner, build_learner
+from mixtures import mixture_at
 from packing import PackedBatch, pack
 from rollout import (
     Trajectory,
@@ -59,7 +60,6 @@ from rollout import (
     without_errors,
 )
 from starpo import GroupStats
-from support.mixtures import mixture_at
 from support.mutual_information import measure_collapse
 from support.records import note_credit, note_filter
 from support.run import Run, open_run

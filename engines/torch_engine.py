@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from engines.sample import Sample, Seed, failure_reason
 from packing import to_device
-from support.precision import product_in_float32
-from support.preflight import free_cpu_memory
+from utils.machine import free_cpu_memory
+from utils.precision import product_in_float32
 
 # The KV cache may take this share of the free memory. Training needs the rest.
 CACHE_SHARE = 0.5

@@ -31,7 +31,7 @@ from studies.experiments import (
     sft_command,
     train_command,
 )
-from support.terminal import run_main
+from utils.terminal import run_main
 
 OPTIONS = {
     "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = default of the first experiment named
@@ -83,8 +83,8 @@ from pathlib import Path
 import numpy as np
 
 from studies import plots, runs, tables
-from support.run_folder import write_atomically
 from support.seed_groups import without_seed
+from utils.files import write_atomically
 
 
 @dataclass(frozen=True)

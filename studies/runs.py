@@ -25,15 +25,8 @@ from studies.experiments import (
     train_command,
 )
 from support.collapse_signs import new_warnings
-from support.run_folder import (
-    FORMER_SETTINGS,
-    append_to,
-    load_saved,
-    read_json,
-    read_rows,
-    with_present_names,
-    write_atomically,
-)
+from support.run_folder import FORMER_SETTINGS, load_saved, with_present_names
+from utils.files import append_to, read_json, read_rows, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")

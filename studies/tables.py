@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from support.run_folder import replace_file
 from support.statistics import difference_text, rate_text
 from tools.plotting.arms import POLICIES, Wins
 from tools.plotting.tables import markdown, short_commit
+from utils.files import replace_file
 
 Rows = list[dict]  # results of one method, a dict ("row") for each seed; see studies/runs.py
 Curves = dict[str, Rows]  # label of a method -> its rows; [] if no run is finished

@@ -18,12 +18,13 @@ from itertools import product, takewhile
 from pathlib import Path
 
 from envs import check_uses, make_env
+from mixtures import env_specs, scored_envs, specs_that_run_programs
 from rollout import make_episode
-from support.mixtures import env_specs, scored_envs, specs_that_run_programs
-from support.model_folder import find_model
 from support.preflight import check_first_turn, check_installed, check_wandb
-from support.quotes import split_unquoted, unquote
-from support.run_folder import check_out_dir, check_writable, load_saved
+from support.run_folder import check_out_dir, load_saved
+from utils.files import check_writable
+from utils.model_folder import find_model
+from utils.quotes import split_unquoted, unquote
 
 PLAYERS = ("random", "greedy", "optimal")
 MAX_SAMPLES = 1000  # largest --samples, and largest --draws of studies.credit

@@ -42,21 +42,24 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 import parallel
+from learner import Learner
 from model import Policy, trainable_parameters
-from support.checksums import (
+from support.run_folder import CHECKPOINTS, DISK_ADVICE
+from utils.checksums import (
     OF_MODEL,
     LogChecksums,
     find_corruption,
     write_checksums,
 )
-from support.run_folder import CHECKPOINTS, DISK_ADVICE, fsync_path, read_json
+from utils.files import fsync_path, read_json
+from utils.json_shapes import check_shape
 
 # If a run waits for checkpoints during more than this fraction of its time, it prints at its end
 # how long it waited.
 LONG_WAIT = 0.05
 FORMAT = 1
 ITERATION = "iteration.json"  # file in best/ and policy/
-STATE = {"format": int, "step": int}  # shape of state.json, see support/json_shapes.py
+STATE = {"format": int, "step": int}  # shape of state.json, see utils/json_shapes.py
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -395,6 +398,51 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, An
             options=StateDictOptions(strict=False),  # frozen weights are not in a checkpoint
         )
     return read_json(folder / "state.json", STATE)
+
+
+# ---------- the learner of train.py
+
+
+def save_learner(learner: Learner, saver: Saver) -> None:
+    """Start writing a checkpoint.
+
+    Raises: TypeError if JSON cannot restore estimator_state."""
+    states = training_state(learner.modules, learner.optimizers)
+    counts = {"step": learner.step, "bad_steps": learner.bad_steps}
+    counts["estimator_state"] = copy_as_json(learner.estimator_state)
+    if learner.dtype == torch.float16:
+        counts["loss_scale"] = learner.loss_scale
+    saver.save(states, counts)
+
+
+def load_learner(learner: Learner, folder: Path) -> None:
+    """Continue from a checkpoint."""
+    counts = load(folder, learner.modules, learner.optimizers)
+    shape = {"step": int, "bad_steps": int, "estimator_state": ({}, ...)}
+    check_shape(counts, shape, f"{folder}/state.json")
+    learner.step = counts["step"]
+    learner.bad_steps = counts["bad_steps"]
+    learner.estimator_state = counts.get("estimator_state", {})  # missing in older checkpoints
+    if "loss_scale" in counts and learner.dtype == torch.float16:
+        learner.loss_scale = counts["loss_scale"]
+    learner.policy.bump_version()
+    print(f"continuing {folder.parent} from iteration {learner.step}", flush=True)
+
+
+def copy_as_json(state: dict) -> dict:
+    """Convert the state of an estimator to JSON and back.
+
+    Raises: TypeError if JSON cannot restore `state`, for example because of a tuple or tensor."""
+    try:
+        copied = json.loads(json.dumps(state))
+    except (TypeError, ValueError):
+        copied = None
+    if copied != state:
+        raise TypeError(
+            "learner.estimator_state must hold finite numbers, texts, lists, and dicts with texts "
+            f"as keys, which JSON gives back unchanged; got {state!r}"
+        )
+    return copied
 
 
 # ---------- Hugging Face folders

@@ -19,7 +19,7 @@ from parallel import rank
 from rollout import Trajectory
 from support.metrics import metric_groups
 from support.records import transcript
-from support.run_folder import append_to, write_rows
+from utils.files import append_to, write_rows
 
 SHOWN_SAMPLES = 4  # number of trajectories per iteration in TensorBoard
 

@@ -11,7 +11,7 @@ from configurator import Config
 from itertools import product
 from typing import NamedTuple
 
-from support.mixtures import scored_envs
+from mixtures import scored_envs
 
 RETRIEVAL_RANKS = (1, 2, 4, 8)  # K of retrieval@K
 

@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from envs import Env, make_env
-from support.mixtures import env_specs
+from mixtures import env_specs
 
 # (names of settings, separated by blanks; why the settings have no effect)
 Reason = tuple[str, str]

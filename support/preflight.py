@@ -1,36 +1,24 @@
-"""Checks the engine, W&B, the driver and environments before a run, and measures free memory."""
+"""Checks before a run: vLLM, W&B, and the first turn of each environment."""
 
 from configurator import Config, UserError
 
 import importlib.util
-import os
 import platform
-import re
-import resource
 import sys
 from collections.abc import Hashable
 from functools import lru_cache, partial
-from pathlib import Path
 
 import numpy as np
 
 from envs import EVAL_SEED, Env, make_env, missing_method, show
-from support.threads import call_all
-from support.time_limit import EnvError, call_with_timeout
+from utils.machine import VLLM_HINT
+from utils.threads import call_all
+from utils.time_limit import EnvError, call_with_timeout
 
 # Building an environment must not be random. To check this, NUM_BUILDS builds are compared. If a
 # build is one of two equally likely variants, 4 builds reveal this in 7 of 8 cases.
 NUM_BUILDS = 4
 NUM_GAMES = 3  # at most this many evaluation games are tried for a playable first turn
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
-# CUDA major version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
-MIN_DRIVERS = {"12": 525, "13": 580}
-MEMORY_FILE = Path("/proc/meminfo")
-CONTAINER = Path("/sys/fs/cgroup")
-VLLM_HINT = (
-    "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
-    "--engine=torch; on a laptop add config/models/tiny.py, which selects the torch engine"
-)
 
 
 def check_installed(config: Config) -> None:
@@ -63,48 +51,6 @@ def check_wandb(project: str) -> None:
         raise UserError(
             f"wandb={project!r}, but wandb is not installed; pip install -r requirements/wandb.txt"
         )
-
-
-def check_driver(cuda_version: str | None) -> None:
-    """Check that the NVIDIA driver of this machine is new enough for torch.
-
-    With an older driver torch sees no GPU, and a run with device=auto would start on the CPU.
-
-    Args: cuda_version: the CUDA version of torch, such as "13.0"; None if torch is for CPUs only.
-    Raises: UserError.
-    """
-    major = (cuda_version or "").split(".")[0]
-    if major not in MIN_DRIVERS or not DRIVER_FILE.is_file():
-        return
-    found = re.search(r"Kernel Module.*?\s(\d+)\.\d+", DRIVER_FILE.read_text(encoding="utf-8"))
-    if found and int(found[1]) < MIN_DRIVERS[major]:
-        raise UserError(
-            f"the NVIDIA driver is of release {found[1]}, and torch for CUDA {cuda_version} needs "
-            f"{MIN_DRIVERS[major]} or newer; update the driver, or use --device=cpu"
-        )
-
-
-def free_cpu_memory() -> int:
-    """Estimate how many bytes of CPU memory this process can still take without swapping.
-
-    The result is the smallest of three limits: free memory of the machine (on macOS: all memory),
-    free memory of the container (cgroup v2), and `ulimit -v`.
-    """
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    if MEMORY_FILE.is_file():
-        found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY_FILE.read_text(encoding="utf-8"))
-        limits += [int(found[1]) * 1024] if found else []
-    limit_file = CONTAINER / "memory.max"
-    if limit_file.is_file() and limit_file.read_text(encoding="utf-8").strip() != "max":
-        limit = int(limit_file.read_text(encoding="utf-8"))
-        used = int((CONTAINER / "memory.current").read_text(encoding="utf-8"))
-        stat = (CONTAINER / "memory.stat").read_text(encoding="utf-8")
-        cached = int(re.search(r"^inactive_file (\d+)$", stat, re.M)[1])  # freed when needed
-        limits.append(limit - used + cached)
-    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if address_space != resource.RLIM_INFINITY:
-        limits.append(address_space)
-    return min(limits)
 
 
 # ---------- environments

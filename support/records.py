@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from dialogue import cut_fault
 from rollout import Trajectory, Turn
-from support.run_folder import append_to, parse_json, read_text, replace_file
+from utils.files import append_to, parse_json, read_text, replace_file
 
 if TYPE_CHECKING:  # torch is slow to import
     from torch import Tensor
 
-TURN = {  # the shape of a turn, see support/json_shapes.py
+TURN = {  # the shape of a turn, see utils/json_shapes.py
     "observation": str,
     "response": str,
     "actions": [str],
@@ -210,7 +210,7 @@ def write_samples(
 def read_records(path: str | Path, shape: dict) -> list[dict]:
     """Read the lines of a file of trajectories.
 
-    Args: shape: the shape of each line, see support/json_shapes.py.
+    Args: shape: the shape of each line, see utils/json_shapes.py.
     Raises: UserError if a line has another shape, an empty seed or no turns, or if there are no
         trajectories.
     """

@@ -8,11 +8,11 @@ import shlex
 import shutil
 from pathlib import Path
 
+from mixtures import scored_envs, specs_that_run_programs
 from support.budget_warnings import budget_note
-from support.mixtures import scored_envs, specs_that_run_programs
 from support.records import write_jsonl
-from support.run_folder import read_text, write_atomically
 from support.scores import Scores, budget_notes, score_table
+from utils.files import read_text, write_atomically
 
 # The printed line of an iteration: metric -> width and decimal places of its value.
 PRINTED = {

@@ -25,27 +25,21 @@ from support.budget_warnings import (
     idle_warning,
 )
 from support.checkpoint import Saver
-from support.checksums import changed_logs, find_damage
 from support.collapse_signs import classify_regime, early_stop_reason, new_warnings
 from support.log import Log, progress_bar
 from support.no_effect import warn_inert
 from support.records import write_jsonl, write_samples
-from support.run_folder import (
-    DISK_ADVICE,
-    read_json,
-    read_rows,
-    remove_partial_files,
-    save_config,
-    write_rows,
-)
+from support.run_folder import DISK_ADVICE, save_config
 from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
+from utils.checksums import changed_logs, find_damage
+from utils.files import read_json, read_rows, remove_partial_files, write_rows
 
 # If `_sampling_due`, an iteration writes this many trajectories, rounded up to whole groups.
 SAMPLE_SIZE = 32
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
-HISTORY_ROW = {  # metrics to check when a run continues: name -> shape (support/json_shapes.py)
+HISTORY_ROW = {  # metrics to check when a run continues: name -> shape (utils/json_shapes.py)
     "step": int,
     "success": NUMBER,
     "valid_frac": NUMBER,
@@ -131,7 +125,7 @@ class Run:
         self.start_scores = start_scores
         report.print_start(self.config, start_scores)
         if self.saved:
-            learner.load(self.saved)
+            checkpoint.load_learner(learner, self.saved)
         for sentence in settings_history.describe_earlier(self.earlier, self.config):
             print(sentence, flush=True)
         self.best_success = self._find_best_success()
@@ -211,7 +205,7 @@ class Run:
         self.stop_requested = self.interruption.requested()
         is_last = self._is_over(self.history)
         if is_last or self.stop_requested or is_due(config.save_every, learner.step):
-            learner.save(self.saver)
+            checkpoint.save_learner(learner, self.saver)
         self._print_line(row)
 
     def _export(self, name: str) -> None:

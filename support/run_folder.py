@@ -1,4 +1,4 @@
-"""The folder of a run: its settings, JSON-lines files, and writes that survive a crash."""
+"""The folder of a run: its settings, and the files and folders that it may hold."""
 
 from configurator import (
     FIELD_TYPES,
@@ -11,21 +11,15 @@ from configurator import (
     lookup_type,
 )
 
-import errno
 import json
-import math
 import os
-import secrets
-import stat
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
 
-from support import code_version
-from support.json_shapes import check_shape
+from utils import code_version
+from utils.files import PARTIAL, read_json, write_atomically
 
 # A run may continue with other values of these settings, because they normally change no update.
 # For some of them, the dict CHANGES_THROUGH below sets a condition.
@@ -70,8 +64,6 @@ CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"  # glob pattern; the digits are the it
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
-COMPARISONS = Path("out/comparisons")  # where tools.compare writes
-PARTIAL = ".partial"  # ending of the name of an incomplete file
 
 
 # ---------- settings
@@ -248,176 +240,3 @@ def settings_from(saved: dict, source: str) -> Config:
         settings[key] = check_type(key, value, wanted, source)
     kind = SftConfig if settings.keys() & set(SFT_FIELDS) else Config
     return kind(**settings)
-
-
-# ---------- writing files
-# Others may be able to write into the folder. So no file is written through a link.
-
-
-@contextmanager
-def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
-    """Yield a file to write to. A crash leaves either the old content or the complete new content.
-
-    Raises: UserError if the file cannot be written, or if `path` is a link, a folder or a device.
-    """
-    path = Path(path)
-    encoding = None if "b" in mode else "utf-8"
-    try:
-        _check_replaceable(path)
-        partial, descriptor = _create_partial(path)
-        try:
-            with os.fdopen(descriptor, mode, encoding=encoding) as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UserError(f"{path} could not be written ({error})") from error
-
-
-def _create_partial(path: Path) -> tuple[Path, int]:
-    """Create an empty file beside `path`, under a name that nobody can guess."""
-    start = path.name[:50]  # the name of a file has at most 255 bytes
-    partial = path.with_name(f"{start}.{secrets.token_hex(8)}{PARTIAL}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    return partial, os.open(partial, flags, 0o666)
-
-
-def remove_partial_files(folder: Path) -> None:
-    """Remove the files that `replace_file` left at a crash."""
-    for path in folder.glob(f"*{PARTIAL}"):
-        if path.is_symlink() or not path.is_dir():
-            path.unlink()
-
-
-def append_to(path: Path) -> IO[str]:
-    """Open a text file to append to it, and to read it.
-
-    Raises: UserError if `path` is a link, or not a regular file. OSError if it cannot be opened.
-    """
-    # O_NONBLOCK, because the opening of a device may block.
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # the error of O_NOFOLLOW for a link
-            raise _not_plain(path) from error
-        raise
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        os.close(descriptor)
-        raise _not_plain(path)
-    return os.fdopen(descriptor, "a+", encoding="utf-8")
-
-
-def check_writable(path: str | Path) -> None:
-    """Check that a file can be written, before its content is computed.
-
-    For a file in out/ or in COMPARISONS, the function makes this folder if it is missing.
-    Raises: UserError if the file cannot be written.
-    """
-    path = Path(path)
-    try:
-        if path.parent in (Path("out"), COMPARISONS):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.parent.is_dir():
-            raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
-        if path.is_dir():
-            raise UserError(f"{path} cannot be written: it is a folder")
-        _check_replaceable(path)
-        partial, descriptor = _create_partial(path)
-        os.close(descriptor)
-        partial.unlink()
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error})") from error
-
-
-def _check_replaceable(path: Path) -> None:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(status.st_mode):
-        raise _not_plain(path)
-    if not os.access(path, os.W_OK):
-        raise UserError(f"{path} cannot be written: it is write-protected")
-
-
-def _not_plain(path: Path) -> UserError:
-    return UserError(
-        f"{path} cannot be written: it is a link or not a regular file; remove it, or give another "
-        "path"
-    )
-
-
-def write_atomically(path: str | Path, text: str) -> None:
-    """Replace a text file. A crash leaves either the old text or the complete new text."""
-    with replace_file(path) as file:
-        file.write(text)
-
-
-def write_rows(path: Path, rows: Sequence[dict]) -> None:
-    """Replace a JSON-lines file."""
-    with replace_file(path) as file:
-        for row in rows:
-            file.write(json.dumps(row) + "\n")
-
-
-def fsync_path(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
-
-
-# ---------- reading files
-
-
-def read_text(path: Path) -> str:
-    """Read a text file.
-
-    Raises: UserError if it cannot be read, is not in UTF-8, or is a device or a named pipe."""
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise OSError("it is not a regular file")
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from error
-
-
-def parse_json(text: str, shape: Any, source: str) -> Any:
-    """Parse a JSON text, and check its shape (support/json_shapes.py). Raises: UserError."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} must be JSON, got {text[:80]!r}") from error
-    check_shape(value, shape, source)
-    return value
-
-
-def read_json(path: Path, shape: Any) -> Any:
-    """Read a JSON file. Raises: UserError if it is unreadable, not JSON, or not of this `shape`."""
-    return parse_json(read_text(path), shape, str(path))
-
-
-def read_rows(path: Path, last_step: float = math.inf, shape: dict | None = None) -> list[dict]:
-    """The rows of a JSON-lines file up to iteration `last_step`; [] if there is no file.
-
-    A last line without a line break is left out: a crash has cut it off.
-    Args: shape: the shape of each row, see support/json_shapes.py.
-    Raises: UserError for a line that is no JSON object or has another shape.
-    """
-    if not path.is_file():
-        return []
-    rows = []
-    for number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
-        source = f"{path}:{number}"
-        row = parse_json(line, shape or {}, source)
-        if "step" in row:
-            check_shape(row, {"step": int}, source)
-        if row.get("step", 0) <= last_step:
-            rows.append(row)
-    return rows

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import parallel
-from support.run_folder import append_to
+from utils.files import append_to
 
 # Exit code of a run that a signal interrupted: EX_TEMPFAIL of sysexits.h. A new start continues the
 # run.

@@ -15,7 +15,6 @@ from parallel import rank
 from rollout import Trajectory
 from support.budget_warnings import budget_note
 from support.records import write_jsonl
-from support.run_folder import write_atomically
 from support.seed_groups import pool_seeds
 from support.statistics import (
     difference_text,
@@ -23,6 +22,7 @@ from support.statistics import (
     rate_in_percent,
     rate_interval,
 )
+from utils.files import write_atomically
 
 # The columns of the table after success and pass@k: metric -> heading.
 COLUMNS = {

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from support.run_folder import changed_settings, load_saved, read_json, settings_from
+from support.run_folder import changed_settings, load_saved, settings_from
+from utils.files import read_json
 
-EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # shape, see support/json_shapes.py
+EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # shape, see utils/json_shapes.py
 
 # Evaluations can be compared if these settings and the environments agree.
 EVALUATION_READS = (

@@ -21,9 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rollout import Trajectory
-from support.code_version import git_commit
 from support.records import transcript
-from support.run_folder import read_text, write_atomically
+from utils.code_version import git_commit
+from utils.files import read_text, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = ["iteration", "env", "seed", "member", "status", "score", "transcript"]

@@ -291,12 +291,12 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     train.optimizer_step(learner, backward(learner, experience))
     learner.step = 3
     with checkpoint.Saver(folder, 2) as saver:
-        learner.save(saver)
+        checkpoint.save_learner(learner, saver)
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-000003"]
     dist.barrier()  # both ranks must list the folder before policy/ is added
     checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)
     other = make_learner(trained_folder, lora_rank=lora_rank)
-    other.load(folder / "checkpoint-000003")
+    checkpoint.load_learner(other, folder / "checkpoint-000003")
     exported = model.load_model(str(folder / "policy"))[0].state_dict()
     saved, loaded = (dict(parallel.stream_weights(each.policy)) for each in (learner, other))
     for name, weight in saved.items():

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from shared_fixtures import SMALL_RUN
 
 import train
-from support.checksums import find_corruption
+from utils.checksums import find_corruption
 
 # SMALL_RUN has filter_keep=0.5, group_size=4 and batch_size=4. So the filter keeps 2 of 4 groups,
 # and an iteration has two optimizer steps of 4 trajectories each.

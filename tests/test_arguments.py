@@ -14,9 +14,9 @@ import pytest
 from studies.credit.arguments import CREDIT_OPTIONS
 from studies.speed.random_model import read_random_model
 from support.arguments import SCORING_OPTIONS, read_eval, read_train
-from support.model_folder import BASE, find_model
-from support.run_folder import check_writable
 from tools.sft import read_sft
+from utils.files import check_writable
+from utils.model_folder import BASE, find_model
 
 ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/models/tiny.py"]

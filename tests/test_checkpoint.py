@@ -19,9 +19,9 @@ from shared_fixtures import small_config
 import parallel
 from support import checkpoint
 from support.checkpoint import Saver, make_buffers, newest, to_cpu
-from support.checksums import find_corruption, sha256_of
 from support.run import check_lost_checkpoints
 from support.run_folder import DISK_ADVICE
+from utils.checksums import find_corruption, sha256_of
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_pa
         return buffers["policy"]["weights"][name].to_local()
 
     with Saver(tmp_path, 9) as saver:
-        learner.save(saver)
+        checkpoint.save_learner(learner, saver)
         first = saver.buffers
         address = weight_of(first).data_ptr()
         weight = dict(learner.policy.named_parameters())[name].to_local()
@@ -181,7 +181,7 @@ def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_pa
             weight += 1
         assert not torch.equal(weight_of(first), weight)
         learner.step = 1
-        learner.save(saver)
+        checkpoint.save_learner(learner, saver)
         assert weight_of(saver.buffers).data_ptr() == address
         with torch.no_grad():
             weight += 1
@@ -343,11 +343,11 @@ def test_saving_before_the_first_step_changes_no_step(trained_folder):
 def test_a_checkpoint_of_another_run_is_refused(trained_folder, tmp_path):
     learner = make_learner(trained_folder)
     with Saver(tmp_path, 2) as saver:
-        learner.save(saver)
+        checkpoint.save_learner(learner, saver)
     other = make_learner(trained_folder, lora_rank=2)
     folder = tmp_path / "checkpoint-000000"
     with pytest.raises(ValueError) as error:
-        other.load(folder)
+        checkpoint.load_learner(other, folder)
     pattern = r"\S+ belongs to a run that trained other weights \(.*lora_A.*\); give another "
     assert re.match(pattern, str(error.value)) and "\n" not in str(error.value)
     shutil.rmtree(folder)

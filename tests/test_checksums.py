@@ -12,10 +12,10 @@ from test_checkpoint import flip_bit, save_steps
 
 import parallel
 from support.checkpoint import Saver
-from support.checksums import changed_logs, find_damage, write_checksums
-from support.model_folder import check_folder
 from support.run import check_logs, find_best
-from support.run_folder import write_rows
+from utils.checksums import changed_logs, find_damage, write_checksums
+from utils.files import write_rows
+from utils.model_folder import check_folder
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,4 @@
-"""Tests of support/code_version.py: the commit of the code, and how the code differs from it."""
+"""Tests of utils/code_version.py: the commit of the code, and how the code differs from it."""
 
 import doctest
 import subprocess
@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from support import code_version, run_folder
+from support import run_folder
+from utils import code_version
 
 
 def git(folder, *args):

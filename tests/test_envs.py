@@ -1,4 +1,4 @@
-"""Tests of envs.py and support/mixtures.py."""
+"""Tests of envs.py and mixtures.py."""
 
 from configurator import Config
 
@@ -20,10 +20,10 @@ from boards import (
 )
 
 import envs
+import mixtures
 from envs import Env, Move, Step, make_env
+from mixtures import env_specs, mixture_at
 from rollout import make_episode
-from support import mixtures
-from support.mixtures import env_specs, mixture_at
 from worlds import countdown, planners
 
 ROOT = Path(__file__).resolve().parent.parent

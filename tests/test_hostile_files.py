@@ -14,27 +14,25 @@ from shared_fixtures import small_config
 
 import eval as evaluation
 import parallel
+from mixtures import specs_that_run_programs
 from studies.credit import measure as credit
 from support import checkpoint
-from support.checksums import sha256_of
-from support.mixtures import specs_that_run_programs
-from support.model_folder import check_folder
 from support.records import write_jsonl, write_samples
 from support.run import HISTORY_ROW, read_history
-from support.run_folder import (
+from support.run_folder import check_out_dir, load_saved, save_config
+from support.run_lock import lock_folder
+from tools import api_models, replay, view
+from utils.checksums import sha256_of
+from utils.files import (
     append_to,
-    check_out_dir,
     check_writable,
-    load_saved,
     read_text,
     remove_partial_files,
     replace_file,
-    save_config,
     write_atomically,
     write_rows,
 )
-from support.run_lock import lock_folder
-from tools import api_models, replay, view
+from utils.model_folder import check_folder
 from worlds.code import swe
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,8 @@ from rollout import Trajectory, Turn
 from support import log as log_module
 from support.log import Log, tag_of
 from support.metrics import metric_groups, metric_names
-from support.run_folder import load_saved, read_rows
+from support.run_folder import load_saved
+from utils.files import read_rows
 
 CONFIG = small_config()
 

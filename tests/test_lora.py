@@ -53,7 +53,7 @@ def updated(trained_folder, tmp_path_factory):
     train.update(learner, experience)
     learner.step = 1
     with Saver(folder, 2) as saver:
-        learner.save(saver)
+        checkpoint.save_learner(learner, saver)
     checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)
     return learner, kept, folder
 

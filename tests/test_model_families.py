@@ -32,7 +32,7 @@ from engine import make_engine
 from model import Critic, Policy, compile_blocks, load_model
 from packing import pack
 from rollout import Trajectory, Turn, collect, following_prompt
-from support.model_folder import check_architecture
+from utils.model_folder import check_architecture
 
 NAMES = list(FAMILIES)
 each_family = pytest.mark.parametrize("name", NAMES)

@@ -266,7 +266,7 @@ def test_an_adapter_does_not_load_another_model(folder):
 
 def test_the_check_needs_no_torch():
     program = (
-        "import sys; from support import model_folder; from pathlib import Path\n"
+        "import sys; from utils import model_folder; from pathlib import Path\n"
         "model_folder.check_folder(Path('base'))\n"
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )

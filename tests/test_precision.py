@@ -1,9 +1,9 @@
-"""Tests of support/precision.py: products in float32 and stochastic rounding."""
+"""Tests of utils/precision.py: products in float32 and stochastic rounding."""
 
 import pytest
 import torch
 
-from support.precision import product_in_float32, round_at_random
+from utils.precision import product_in_float32, round_at_random
 
 TYPES = [torch.bfloat16, torch.float16]
 

@@ -8,11 +8,12 @@ import json
 import pytest
 from shared_fixtures import small_config
 
+import mixtures
 from envs import make_env, split_options
+from mixtures import env_specs, mixture_at, specs_that_run_programs
 from rollout import Reply, Rollout, make_episode, play
-from support import mixtures, quotes
 from support.arguments import split_models
-from support.mixtures import env_specs, mixture_at, specs_that_run_programs
+from utils import quotes
 
 OWN = """
 from envs import Env

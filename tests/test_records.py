@@ -20,7 +20,7 @@ from support.records import (
     write_samples,
 )
 from support.run import Run
-from support.run_folder import read_rows
+from utils.files import read_rows
 
 
 class Words:

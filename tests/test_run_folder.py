@@ -10,14 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.run_folder import (
-    check_out_dir,
-    load_saved,
-    read_rows,
-    save_config,
-    write_atomically,
-    write_rows,
-)
+from support.run_folder import check_out_dir, load_saved, save_config
+from utils.files import read_rows, write_atomically, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 

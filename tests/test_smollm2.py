@@ -17,9 +17,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from model import load_model
-from support import preflight
 from tools import smollm2
 from tools.smollm2 import GGUF_FILE, halves_of_heads, hugging_face_name
+from utils import machine
 
 WIDTH = 64
 NUM_HEADS = 2
@@ -317,24 +317,24 @@ def test_a_full_disk(desk, tiny_wheel, monkeypatch):
 
 
 def test_free_cpu_memory_is_the_smallest_limit(tmp_path, monkeypatch):
-    no_limit = preflight.resource.RLIM_INFINITY
+    no_limit = machine.resource.RLIM_INFINITY
     ulimit = [no_limit]
-    monkeypatch.setattr(preflight.resource, "getrlimit", lambda _: (ulimit[0], no_limit))
-    monkeypatch.setattr(preflight, "MEMORY_FILE", tmp_path / "meminfo")
-    monkeypatch.setattr(preflight, "CONTAINER", tmp_path)
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (ulimit[0], no_limit))
+    monkeypatch.setattr(machine, "MEMORY_FILE", tmp_path / "meminfo")
+    monkeypatch.setattr(machine, "CONTAINER", tmp_path)
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2000}
-    monkeypatch.setattr(preflight.os, "sysconf", pages.get)
-    assert preflight.free_cpu_memory() == 4096 * 2000
+    monkeypatch.setattr(machine.os, "sysconf", pages.get)
+    assert machine.free_cpu_memory() == 4096 * 2000
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
-    assert preflight.free_cpu_memory() == 5000 * 1024
+    assert machine.free_cpu_memory() == 5000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
-    assert preflight.free_cpu_memory() == 5000 * 1024
+    assert machine.free_cpu_memory() == 5000 * 1024
     (tmp_path / "memory.max").write_text("4000000\n")
     (tmp_path / "memory.current").write_text("3500000\n")
     (tmp_path / "memory.stat").write_text("anon 3300000\ninactive_file 200000\n")
-    assert preflight.free_cpu_memory() == 700_000
+    assert machine.free_cpu_memory() == 700_000
     ulimit[0] = 600_000
-    assert preflight.free_cpu_memory() == 600_000
+    assert machine.free_cpu_memory() == 600_000
 
 
 def test_a_log_has_no_progress_bars(monkeypatch):

@@ -1,4 +1,4 @@
-"""Tests of support/threads.py."""
+"""Tests of utils/threads.py."""
 
 import signal
 import subprocess
@@ -8,14 +8,14 @@ from queue import SimpleQueue
 
 import pytest
 
-from support import threads
-from support.threads import map_in_threads, start_thread
+from utils import threads
+from utils.threads import map_in_threads, start_thread
 
 ROOT = Path(threads.__file__).resolve().parent.parent
 HANGING = """
 import time
-from support.terminal import run_main
-from support.threads import map_in_threads
+from utils.terminal import run_main
+from utils.threads import map_in_threads
 
 def hang(number):
     print(number, flush=True)

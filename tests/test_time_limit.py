@@ -1,4 +1,4 @@
-"""Tests of support/time_limit.py and of `call_all` in support/threads.py.
+"""Tests of utils/time_limit.py and of `call_all` in utils/threads.py.
 
 The time limits are tested with code that hangs or raises anything.
 """
@@ -14,9 +14,9 @@ from queue import Empty
 
 import pytest
 
-from support import threads, time_limit
-from support.threads import call_all
-from support.time_limit import EnvError, call_with_timeout
+from utils import threads, time_limit
+from utils.threads import call_all
+from utils.time_limit import EnvError, call_with_timeout
 
 
 class NoMessage(Exception):
@@ -219,8 +219,8 @@ def test_an_error_of_one_call_is_raised(at_once):
 
 SCRIPT = """
 import signal, time
-from support import time_limit
-from support.time_limit import call_with_timeout
+from utils import time_limit
+from utils.time_limit import call_with_timeout
 
 def forever():
     while True:

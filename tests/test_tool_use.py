@@ -13,7 +13,7 @@ from shared_fixtures import config_file
 
 from dialogue import Episode
 from envs import make_env
-from support.mixtures import specs_that_run_programs
+from mixtures import specs_that_run_programs
 from tools.check_env import Subject, check_environment
 from worlds.text.alfworld import read_game
 from worlds.text.documents import Document, Index, bundled_towns, item, read_file, words_of

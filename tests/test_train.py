@@ -21,6 +21,7 @@ import starpo
 import train
 from support import log, preflight, report, training_metrics
 from support.metrics import metric_groups
+from utils import machine
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -410,7 +411,7 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
     vLLM for GPUs would fail."""
     driver = tmp_path / "version"
     driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
-    monkeypatch.setattr(preflight, "DRIVER_FILE", driver)
+    monkeypatch.setattr(machine, "DRIVER_FILE", driver)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for device in ("auto", "cuda"):

@@ -17,6 +17,7 @@ import train
 from dialogue import Chat
 from packing import pack
 from rollout import Trajectory, Turn
+from support import checkpoint
 from support.checkpoint import Saver
 from support.records import trajectory_record
 
@@ -568,9 +569,9 @@ def test_an_overflow_in_float16_halves_the_loss_scale(trained_folder, tmp_path, 
         "scale lowered to 8.38861e+06\n"
     )
     with Saver(tmp_path, 2) as saver:
-        learner.save(saver)
+        checkpoint.save_learner(learner, saver)
     other = make_learner(trained_folder, dtype="float16")
-    other.load(tmp_path / "checkpoint-000000")
+    checkpoint.load_learner(other, tmp_path / "checkpoint-000000")
     assert other.loss_scale == 2.0**23
     while unchanged(learner, before):
         train.update(learner, experience)
@@ -595,9 +596,9 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     learner.step = 7
     learner.bad_steps = 1
     with Saver(tmp_path, 2) as saver:
-        learner.save(saver)
+        checkpoint.save_learner(learner, saver)
     other = make_learner(trained_folder)
-    other.load(tmp_path / "checkpoint-000007")
+    checkpoint.load_learner(other, tmp_path / "checkpoint-000007")
     assert (other.step, other.bad_steps) == (7, 1)
     assert unchanged(other, state_of(learner))
     for each in (learner, other):
@@ -605,7 +606,7 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     assert unchanged(other, state_of(learner))
     with Saver(tmp_path, 2) as saver:
         for learner.step in (8, 9):
-            learner.save(saver)
+            checkpoint.save_learner(learner, saver)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["checkpoint-000008", "checkpoint-000009"]
 

@@ -10,9 +10,9 @@ import pytest
 
 import envs
 from envs import make_env, missing_method
+from mixtures import mixture_at
 from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
-from support.mixtures import mixture_at
 
 OWN = """
 from envs import Env

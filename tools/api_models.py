@@ -10,10 +10,10 @@ because the server limits their context. Up to `max_running` games are played at
 
 from configurator import Config, UserError
 
+from mixtures import scored_envs
 from support.arguments import SCORING_OPTIONS, Job, read_scoring
-from support.mixtures import scored_envs
-from support.terminal import run_main
 from tools.chat_server import check_server, request_reply
+from utils.terminal import run_main
 
 
 def read_api_models(argv: list[str]) -> Job:
@@ -44,9 +44,9 @@ from tqdm import tqdm
 from eval import SEED_EVAL, model_rows, player_rows, report_rows
 from rollout import Reply, Rollout, Trajectory, make_episode, play, visible_turns
 from support.log import progress_bar
-from support.quotes import split_unquoted, unquote
 from support.scores import Row, Scores, score
-from support.threads import map_in_threads
+from utils.quotes import split_unquoted, unquote
+from utils.threads import map_in_threads
 
 
 def main(argv: list[str]) -> None:

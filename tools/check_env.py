@@ -45,8 +45,8 @@ from envs import (
     show,
 )
 from support.no_effect import print_unread
-from support.terminal import run_main
-from support.time_limit import EnvError, call_with_timeout
+from utils.terminal import run_main
+from utils.time_limit import EnvError, call_with_timeout
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECK_SEED = 41  # the seed of training game i is [i, CHECK_SEED]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from support.terminal import run_main
+from utils.terminal import run_main
 
 OPTIONS = {"threshold": float, "out": str}
 
@@ -72,13 +72,13 @@ import html
 
 import numpy as np
 
-from support.code_version import NAME, Change, changes_in, is_cut
-from support.run_folder import COMPARISONS, check_writable, replace_file, write_atomically
 from support.settings_history import describe_earlier
 from support.statistics import difference_interval, difference_text, rate_text
 from tools.plotting.arms import POLICIES, Arm, TrainedRun, changed_settings, make_arms
 from tools.plotting.tables import markdown, short_commit
 from tools.viewer.curves import draw_arms, shared_players
+from utils.code_version import NAME, Change, changes_in, is_cut
+from utils.files import COMPARISONS, check_writable, replace_file, write_atomically
 
 ENDINGS = (".md", ".csv", ".png", ".pdf")
 LONGEST_STEM = 120  # largest number of characters in the file name A_vs_B

@@ -23,9 +23,9 @@ from dialogue import Chat, Episode, TurnRecord, format_response
 from envs import Env, check_actions, check_uses
 from grids import Grid
 from rollout import Reply, Rollout, Trajectory, Turn, following_prompt, make_episode, play
-from support.run_folder import read_text, replace_file
-from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
+from utils.files import read_text, replace_file
+from utils.time_limit import EnvError, call_with_timeout
 
 SEED_DEMOS = 11  # makes the random streams of this file differ from those of other files
 COMMIT_ONE = 0.75  # probability that the player `shortest` takes one action in a turn without noise

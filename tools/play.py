@@ -16,12 +16,12 @@ import numpy as np
 
 from dialogue import format_response
 from envs import Env, check_uses, missing_method
+from mixtures import env_specs
 from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
-from support.mixtures import env_specs
 from support.no_effect import print_unread
-from support.terminal import run_main
-from support.time_limit import EnvError, call_with_timeout
+from utils.terminal import run_main
+from utils.time_limit import EnvError, call_with_timeout
 
 PLAYERS = {"--expert": "optimal", "--random": "random"}
 MAX_SHOWN = 100_000  # maximum number of characters of a message that are printed

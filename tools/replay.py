@@ -12,9 +12,9 @@ from configurator import Config, UserError, printable
 
 from pathlib import Path
 
+from mixtures import scored_envs
 from support.arguments import SCORING_OPTIONS, Job, read_scoring
-from support.mixtures import scored_envs
-from support.terminal import run_main
+from utils.terminal import run_main
 
 
 def read_replay(argv: list[str]) -> Job:
@@ -46,9 +46,9 @@ from eval import reference_settings, report_rows
 from rollout import Reply, Rollout, Trajectory, make_episode, play
 from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
-from support.time_limit import is_time_out
+from utils.time_limit import is_time_out
 
-RECORD = {  # keys and types of a line of a record, in the notation of support/json_shapes.py
+RECORD = {  # keys and types of a line of a record, in the notation of utils/json_shapes.py
     "env": str,
     "seed": [int],
     "member": int,

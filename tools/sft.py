@@ -19,17 +19,12 @@ from configurator import SftConfig, UserError, load_config
 from dataclasses import replace
 from pathlib import Path
 
+from mixtures import env_specs
 from support.arguments import check_envs
-from support.mixtures import env_specs
-from support.model_folder import find_model
-from support.run_folder import (
-    check_out_dir,
-    check_writable,
-    read_json,
-    save_config,
-    write_rows,
-)
-from support.terminal import run_main
+from support.run_folder import check_out_dir, save_config
+from utils.files import check_writable, read_json, write_rows
+from utils.model_folder import find_model
+from utils.terminal import run_main
 
 
 def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
@@ -100,7 +95,7 @@ WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # a warning is printed if a smaller fraction of replies is valid at the end
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # at most this many lines report the progress of a run
-# Keys and types of `totals`, in the notation of support/json_shapes.py. `totals` holds sums and
+# Keys and types of `totals`, in the notation of utils/json_shapes.py. `totals` holds sums and
 # lists over the finished steps. Each checkpoint stores `totals`.
 TOTALS = {
     "tokens": int,

@@ -19,7 +19,7 @@ from configurator import UserError
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.terminal import run_main
+from utils.terminal import run_main
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,10 @@ if __name__ == "__main__":
 import json
 import time
 
-from support.run_folder import write_atomically
 from tools.viewer.curves import draw_curves, draw_warning_panel
 from tools.viewer.data import STAGES, load_runs
 from tools.viewer.gif import draw_gif
+from utils.files import write_atomically
 
 PAGE = Path(__file__).parent / "viewer" / "page"
 TEMPLATE = PAGE / "page.html"

@@ -12,7 +12,7 @@ runs of the other pairs.
 
 from configurator import UserError
 
-from support.terminal import refuse_arguments, run_main
+from utils.terminal import refuse_arguments, run_main
 
 if __name__ == "__main__":
     run_main(refuse_arguments, kind=None)  # answers --help before the slow imports
@@ -35,9 +35,9 @@ from studies.signs import (
     first_level,
     last_good_evaluation,
 )
-from support.run_folder import write_atomically
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
 from tools.plotting.tables import markdown
+from utils.files import write_atomically
 
 TOLERANCE = 0.05  # a run is alive only if it ends at most this far below StarPO's best success
 STARPO = "frozenlake StarPO"

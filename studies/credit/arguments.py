@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from mixtures import mixture_at
 from support.arguments import MAX_SAMPLES, check_trusted
-from support.mixtures import mixture_at
-from support.model_folder import find_model
 from support.preflight import check_installed
-from support.run_folder import CHECKPOINTS, check_writable, load_saved
+from support.run_folder import CHECKPOINTS, load_saved
 from support.seed_groups import earlier_without_seed, without_seed
 from support.settings_history import read_earlier
+from utils.files import check_writable
+from utils.model_folder import find_model
 
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",

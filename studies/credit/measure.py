@@ -21,7 +21,7 @@ studies/credit/README.md).
 from configurator import Config, UserError
 
 from studies.credit.arguments import CreditJob, read_credit
-from support.terminal import run_main
+from utils.terminal import run_main
 
 if __name__ == "__main__":
     run_main(read_credit)  # reports wrong arguments before the slow imports
@@ -44,7 +44,8 @@ from studies.credit.estimators import (
 from studies.credit.optimal import optimal_advantages, planner_rewards, shuffle_within_games
 from studies.credit.play import Player, RecordedGame, monte_carlo, play_groups
 from studies.credit.report import write_report
-from support.run_folder import read_json, write_atomically
+from support.checkpoint import load_learner
+from utils.files import read_json, write_atomically
 
 SEED_SHUFFLE = 65  # play.py has the seeds of the other random streams
 PLANNER = "planner's step reward"
@@ -84,7 +85,7 @@ def measure_missing(
         if cases[label] is not None:
             continue
         if folder:
-            learner.load(folder)
+            load_learner(learner, folder)
         parallel.sync_weights(engine, learner.policy)
         measured = measure_policy(learner, Player(engine, chat, config), job.options["draws"])
         case = {**settings_of_case(job, run, config, folder), **measured}

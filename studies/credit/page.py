@@ -14,7 +14,7 @@ environment, checkpoint and seed of training:
 
 from configurator import UserError
 
-from support.terminal import refuse_arguments, run_main
+from utils.terminal import refuse_arguments, run_main
 
 if __name__ == "__main__":
     run_main(refuse_arguments, kind=None)  # answers --help before the slow imports
@@ -31,13 +31,13 @@ from studies.credit.accuracy import rank_correlation
 from studies.credit.report import REFERENCE, cell
 from studies.experiments import EXPERIMENTS
 from studies.reproduce import rows_of
-from support.run_folder import read_json, write_atomically
 from support.statistics import mean_over_seeds, rate_in_percent, seed_interval
 from tools.plotting.tables import markdown
+from utils.files import read_json, write_atomically
 
 PAGE = Path("studies/credit/README.md")
 CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
-SUMMARIES = [  # the fields that are read from CREDIT, and their types (support/json_shapes.py)
+SUMMARIES = [  # the fields that are read from CREDIT, and their types (utils/json_shapes.py)
     {
         "env": str,
         "label": str,

@@ -20,10 +20,10 @@ from studies.credit.accuracy import (
     measure,
     measure_critic,
 )
-from support.run_folder import write_atomically
 from support.statistics import mean_over_seeds
 from tools.plotting.style import GRAY, draw_legend, look_of, picture
 from tools.plotting.tables import markdown
+from utils.files import write_atomically
 
 OPTIMAL = "optimal play"
 REFERENCE = "GRPO"  # the tables subtract GRPO's rank correlation from that of each estimator

@@ -8,7 +8,7 @@ replies (starpo/view_against.html) into out/echo_trap/. After an interruption, t
 continues. studies/real_model/README.md has results with more seeds and methods.
 """
 
-from support.terminal import refuse_arguments, run_main
+from utils.terminal import refuse_arguments, run_main
 
 if __name__ == "__main__":
     run_main(refuse_arguments, kind=None)  # answers --help before the slow imports
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from studies.real_model.curves import draw_traps
 from studies.real_model.replies import replies_page
-from support.run_folder import read_rows, write_atomically
+from utils.files import read_rows, write_atomically
 
 OUT = Path("out/echo_trap")
 MODEL = Path("out/smollm2")

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from studies.real_model.curves import Panel, draw_panels, metrics_of
-from support.run_folder import read_json
 from support.statistics import interval_of_rates, rate_in_percent, seed_interval, wilson_interval
 from tools.plotting.tables import markdown
+from utils.files import read_json
 
 FOLDER = Path("studies/real_model/guess")
 PANELS = (

@@ -8,7 +8,7 @@ The tables and pictures show runs of SmolLM2-135M. The README.md defines collaps
 
 from configurator import UserError
 
-from support.terminal import refuse_arguments, run_main
+from utils.terminal import refuse_arguments, run_main
 
 if __name__ == "__main__":
     run_main(refuse_arguments, kind=None)  # answers --help before the slow imports
@@ -24,9 +24,9 @@ from studies.real_model import guess
 from studies.real_model.curves import draw_traps, draw_two_rates, metrics_of
 from studies.reproduce import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
-from support.run_folder import write_atomically
 from support.statistics import difference_text, rate_text
 from tools.plotting.tables import markdown
+from utils.files import write_atomically
 
 FOLDER = Path("studies/real_model")
 SIGNS = {

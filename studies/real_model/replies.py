@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.run_folder import read_rows, read_text
+from utils.files import read_rows, read_text
 
 SHOWN = 4  # replies shown of each iteration
 MOMENTS = ("start", "best", "end")

@@ -13,8 +13,8 @@ import numpy as np
 from rollout import make_episode
 from studies.speed.bench_measure import Rows, check, compare, is_installed
 from studies.speed.bench_update import make_trl_trainer
-from support.run_folder import read_rows
 from support.training_metrics import Timer
+from utils.files import read_rows
 
 OUT_DIR = "out/bench_run"
 TRL_ITERATIONS = 4

@@ -6,7 +6,7 @@ python -m studies.speed.gpu_pieces update --device=cuda  # one GPU; appends to o
 from configurator import CHOICES, Config, UserError, load_config
 
 from studies.speed.gpu_report import DEFAULTS, MAX_PROCESS_S, PIECES, Results
-from support.terminal import run_main
+from utils.terminal import run_main
 
 
 def read_piece(argv: list[str]) -> tuple[str, Config, float]:
@@ -45,7 +45,7 @@ from rollout import Trajectory
 from studies.speed import bench_gpu
 from studies.speed.bench_gpu import UpdateCase, seconds_of, sizes_for
 from studies.speed.random_model import build_random, save_random
-from support.checkpoint import Saver
+from support.checkpoint import Saver, load_learner, save_learner
 from support.training_metrics import peak_memory
 
 Values = dict[str, float | str]
@@ -359,15 +359,16 @@ def restart_of(config: Config, device: torch.device) -> Values:
     values: Values = {"backend": dist.get_backend(), "ranks": int(on_device)}
     with TemporaryDirectory(dir=config.out_dir) as folder:
         with Saver(Path(folder), keep=1) as saver:
-            values["checkpoint, standstill s"] = seconds_of(lambda: learner.save(saver), device)
+            save = partial(save_learner, learner, saver)
+            values["checkpoint, standstill s"] = seconds_of(save, device)
             values["written after s"] = seconds_of(saver.wait, device)
             # Time a second checkpoint too: on a GPU it reuses the pinned memory of the first.
             learner.step += 1
-            values["second standstill s"] = seconds_of(lambda: learner.save(saver), device)
+            values["second standstill s"] = seconds_of(save, device)
         saved = next(Path(folder).glob("checkpoint-*"))
         values["GB"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e9
         other = Learner(config, load_or_build(config, device), None)
-        values["load s"] = seconds_of(lambda: other.load(saved), device)
+        values["load s"] = seconds_of(lambda: load_learner(other, saved), device)
     pairs = zip(
         parallel.stream_weights(learner.policy), parallel.stream_weights(other.policy), strict=True
     )

@@ -13,7 +13,7 @@ from configurator import UserError, read_option
 
 from pathlib import Path
 
-from support.terminal import run_main
+from utils.terminal import run_main
 
 MAX_LAYERS = 1000  # largest --layers
 
@@ -49,7 +49,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import model  # noqa: F401  (registers attn_implementation="layout")
-from support.model_folder import BASE
+from utils.model_folder import BASE
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # Source: config.json of Qwen/Qwen2.5-0.5B-Instruct.

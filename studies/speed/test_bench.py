@@ -21,7 +21,7 @@ from studies.speed import (
     bench_update,
 )
 from studies.speed.bench_rollout import Barrier, DrawnLengths, HuggingFace
-from support.run_folder import read_rows
+from utils.files import read_rows
 
 STARTS = [((4, group), member) for group in range(3) for member in range(3)]
 

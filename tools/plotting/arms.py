@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from support import code_version
-from support.checksums import changed_logs
-from support.run_folder import CHECKPOINTS, load_saved, read_json, read_rows, read_text
+from support.run_folder import CHECKPOINTS, load_saved
 from support.seed_groups import earlier_without_seed, pool_seeds, without_seed
 from support.settings_history import (
     Earlier,
@@ -20,6 +18,9 @@ from support.settings_history import (
     read_earlier,
     without_old_evaluations,
 )
+from utils import code_version
+from utils.checksums import changed_logs
+from utils.files import read_json, read_rows, read_text
 
 # Key: "start", "after RL" or the name of a reference player. Value: for each of n prompts 1 if it
 # was won, else 0; (n,) for one seed, (S, n) for S seeds.

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from support.run_folder import replace_file
+from utils.files import replace_file
 
 # Colour-blind-safe colours of Okabe and Ito, https://jfly.uni-koeln.de/color/.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -13,7 +13,6 @@ from matplotlib.patches import Patch
 
 from envs import ENVS
 from support.collapse_signs import new_warnings
-from support.run_folder import read_rows
 from tools.plotting.arms import LONGEST_NAME, Arm, Wins, arms_by_method, read_run
 from tools.plotting.plots import draw_players, moving_average, players_under_limits, success_band
 from tools.plotting.style import (
@@ -28,6 +27,7 @@ from tools.plotting.style import (
     percent_axis,
     picture,
 )
+from utils.files import read_rows
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 LONGEST_NAME_AT_LINE = 24  # characters; if an arm has a longer name, all names are in the legend

@@ -10,13 +10,14 @@ from statistics import fmean
 
 from dialogue import IM_END, cut_fault, parse_response, sentences_of
 from support.records import LOST, TRAJECTORY, read_records, why_ended
-from support.run_folder import load_saved, read_json, read_rows
+from support.run_folder import load_saved
 from support.settings_history import (
     evaluations_changed_at,
     read_earlier,
     without_old_evaluations,
 )
 from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
+from utils.files import read_json, read_rows
 
 STAGES = {  # file of a run -> stage of its trajectories; None: training
     "eval_start.jsonl": "before RL",

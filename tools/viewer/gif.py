@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from support.run_folder import replace_file
 from tools.viewer.pictures import COLORS, draw_board
+from utils.files import replace_file
 
 DPI = 200
 WIDTH = 7.0

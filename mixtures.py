@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from envs import find_class, make_env, split_options, split_spec
-from support.quotes import mask_quoted, split_unquoted
+from utils.quotes import mask_quoted, split_unquoted
 
 SIGNS = (" ", "+", "*", "@", ">")  # separators in mixtures and curricula
 STAGE = re.compile(r"(.*?)(?:@\s*(\d+)\s*)?", re.DOTALL)  # 'MIXTURE' or 'MIXTURE @50'

@@ -19,7 +19,7 @@ from typing import Any
 
 import safetensors
 
-from support.checksums import find_damage
+from utils.checksums import find_damage
 
 BASE = Path(__file__).resolve().parent.parent / "base"  # folder of model="tiny"
 

@@ -19,7 +19,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from support.threads import start_thread
+from utils.threads import start_thread
 
 REPEAT_S = 1.0  # seconds between signals
 LAST_RESORT_S = 10.0  # seconds from the time limit to the exit of a hanging process

@@ -15,12 +15,12 @@ import hashlib
 import json
 from pathlib import Path
 
-from support.run_folder import read_json
+from utils.files import read_json
 
 # The lines of a log up to the newest undamaged checkpoint never change: a run only appends lines,
 # and a restart drops only lines after that checkpoint.
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
-LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
+LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see utils/json_shapes.py
 OF_MODEL = "checksums.json"  # file with the checksums of a model, in its folder
 BLOCK = 4 * 2**20  # bytes per read
 

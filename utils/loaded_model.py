@@ -1,6 +1,6 @@
 """Checks a model while transformers loads it: its weights, its tokenizer and its config.json.
 
-support/model_folder.py makes the checks that need only the files.
+utils/model_folder.py makes the checks that need only the files.
 """
 
 from configurator import UserError

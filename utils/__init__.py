@@ -1,0 +1,1 @@
+"""Helpers without knowledge of the algorithm: files, threads, time limits, model folders."""
