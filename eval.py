@@ -22,7 +22,7 @@ from configurator import Config
 
 from mixtures import scored_envs
 from support.arguments import PLAYERS, Job, read_eval
-from utils.terminal import run_main
+from support.terminal import run_main
 
 if __name__ == "__main__":
     run_main(read_eval)  # reports wrong arguments before the slow imports

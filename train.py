@@ -24,7 +24,7 @@ torchrun (docs/faults.md).
 from configurator import WHITENED_ESTIMATORS, Config
 
 from support.arguments import read_train
-from utils.terminal import run_main
+from support.terminal import run_main
 
 if __name__ == "__main__":
     # This first call only answers --help and checks the command line. It stands before the import

@@ -14,7 +14,7 @@ docs/echo_trap.png: studies/real_model/page.py draws that picture.
 
 from configurator import UserError
 
-from utils.terminal import refuse_arguments, run_main
+from support.terminal import refuse_arguments, run_main
 
 if __name__ == "__main__":
     run_main(refuse_arguments, kind=None)  # answers --help before the slow imports

@@ -31,7 +31,7 @@ from studies.experiments import (
     sft_command,
     train_command,
 )
-from utils.terminal import run_main
+from support.terminal import run_main
 
 OPTIONS = {
     "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = default of the first experiment named

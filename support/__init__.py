@@ -1,6 +1,6 @@
 """What train.py, eval.py and the tools do besides the algorithm: they read commands and keep runs.
 
-Before a run:     arguments, preflight, no_effect
+Before a run:     terminal, arguments, preflight, no_effect
 A run's folder:   run, run_folder, run_lock, checkpoint, settings_history
 Its records:      records, log, tensorboard_log, wandb_log
 What it measures: metrics, training_metrics, mutual_information, collapse_signs

@@ -20,7 +20,7 @@ from shared_fixtures import SMALL_RUN
 
 import train
 from dialogue import Chat
-from utils.terminal import run_main
+from support.terminal import run_main
 
 NUMBERS = """
     0 -0.0 1 -1 0.5 5e-324 -5e-324 1e-300 1e-9 0.999999999999 1.0000001 256 257 1e6 1e9 1e12

@@ -21,7 +21,7 @@ import pytest
 from shared_fixtures import config_file as shipped
 
 from support.run import describe
-from utils.terminal import help_text, setting_help
+from support.terminal import help_text, setting_help
 
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "frozenlake", "sokoban")
@@ -616,7 +616,7 @@ def test_the_help_of_tools_sft_shows_its_settings():
 
 SCRIPT = '''"""What this script is for."""
 from configurator import UserError, load_config
-from utils.terminal import run_main
+from support.terminal import run_main
 
 def main(argv):
     config, _, _ = load_config(argv)

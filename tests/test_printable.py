@@ -14,7 +14,7 @@ import pytest
 
 SCRIPT = """
 from configurator import UserError
-from utils.terminal import run_main
+from support.terminal import run_main
 
 def main(argv):
     raise UserError("red \\x1b[31m " + "x" * 10**7)
@@ -73,7 +73,7 @@ def test_a_terminal_may_have_few_characters(encoding):
 
 
 def test_a_character_without_a_code_is_an_escape():
-    script = "from utils.terminal import run_main\nrun_main(lambda argv: print('\u2713 ok'))"
+    script = "from support.terminal import run_main\nrun_main(lambda argv: print('\u2713 ok'))"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
@@ -84,7 +84,7 @@ def test_a_character_without_a_code_is_an_escape():
 
 def test_ctrl_c_is_one_line():
     script = """
-from utils.terminal import run_main
+from support.terminal import run_main
 
 def main(argv):
     raise KeyboardInterrupt
@@ -97,7 +97,7 @@ run_main(main)
 
 def test_a_closed_output_is_one_line():
     """The process that reads the pipe has ended, as in COMMAND | head."""
-    script = "from utils.terminal import run_main\nrun_main(lambda argv: print('x', flush=True))"
+    script = "from support.terminal import run_main\nrun_main(lambda argv: print('x', flush=True))"
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE)

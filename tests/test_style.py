@@ -56,7 +56,7 @@ MEASURE_TRAIN = (
 
 THIRD_PARTY = {
     "configurator": set(),
-    "utils.terminal": set(),
+    "support.terminal": set(),
     "packing": {"flash_attn", "torch"},
     "envs": {"numpy"},
     "grids": {"numpy"},

@@ -14,7 +14,7 @@ from utils.threads import map_in_threads, start_thread
 ROOT = Path(threads.__file__).resolve().parent.parent
 HANGING = """
 import time
-from utils.terminal import run_main
+from support.terminal import run_main
 from utils.threads import map_in_threads
 
 def hang(number):

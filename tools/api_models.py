@@ -12,8 +12,8 @@ from configurator import Config, UserError
 
 from mixtures import scored_envs
 from support.arguments import SCORING_OPTIONS, Job, read_scoring
+from support.terminal import run_main
 from tools.chat_server import check_server, request_reply
-from utils.terminal import run_main
 
 
 def read_api_models(argv: list[str]) -> Job:

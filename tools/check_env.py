@@ -45,7 +45,7 @@ from envs import (
     show,
 )
 from support.no_effect import print_unread
-from utils.terminal import run_main
+from support.terminal import run_main
 from utils.time_limit import EnvError, call_with_timeout
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.terminal import run_main
+from support.terminal import run_main
 
 OPTIONS = {"threshold": float, "out": str}
 

@@ -28,7 +28,7 @@ from grids import FrozenLake, Grid, Sokoban
 from rollout import Reply, Rollout, make_episode, play
 from support.no_effect import print_unread
 from support.statistics import rate_text
-from utils.terminal import run_main
+from support.terminal import run_main
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 

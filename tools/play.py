@@ -20,7 +20,7 @@ from mixtures import env_specs
 from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
 from support.no_effect import print_unread
-from utils.terminal import run_main
+from support.terminal import run_main
 from utils.time_limit import EnvError, call_with_timeout
 
 PLAYERS = {"--expert": "optimal", "--random": "random"}

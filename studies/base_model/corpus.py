@@ -35,9 +35,9 @@ from grids import Sokoban
 from rollout import Rollout, Trajectory
 from studies.base_model.drills import Drill, draw_questions
 from support.no_effect import print_unread
+from support.terminal import run_main
 from tools.crowd import crowd_reply, draw_player
 from tools.demonstrations import recite
-from utils.terminal import run_main
 from worlds.bandit import Bandit
 
 PRETRAINING = str(Path(__file__).parent / "config" / "pretraining.py")

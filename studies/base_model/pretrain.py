@@ -11,7 +11,7 @@ number of processes. Every --eval_every steps, the model is probed on held-out b
 
 from configurator import SftConfig, UserError, load_config
 
-from utils.terminal import run_main
+from support.terminal import run_main
 
 
 def read_pretraining(argv: list[str]) -> tuple[SftConfig, dict[str, str]]:

@@ -12,7 +12,7 @@ runs of the other pairs.
 
 from configurator import UserError
 
-from utils.terminal import refuse_arguments, run_main
+from support.terminal import refuse_arguments, run_main
 
 if __name__ == "__main__":
     run_main(refuse_arguments, kind=None)  # answers --help before the slow imports

@@ -21,7 +21,7 @@ studies/credit/README.md).
 from configurator import Config, UserError
 
 from studies.credit.arguments import CreditJob, read_credit
-from utils.terminal import run_main
+from support.terminal import run_main
 
 if __name__ == "__main__":
     run_main(read_credit)  # reports wrong arguments before the slow imports

@@ -19,7 +19,7 @@ from configurator import Config, UserError, load_config
 
 from grids import Grid
 from rollout import make_episode
-from utils.terminal import run_main
+from support.terminal import run_main
 
 
 def read_regret(argv: list[str]) -> tuple[Config, dict[str, str]]:

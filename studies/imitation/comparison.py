@@ -39,11 +39,11 @@ from studies.experiments import (
 )
 from studies.runs import base_of, describe_machine, launch
 from support.statistics import difference_text, rate_text
+from support.terminal import run_main
 from tools.crowd import SHARES, play_crowd
 from tools.plotting.tables import markdown
 from utils.code_version import git_commit
 from utils.files import read_json, read_rows, write_atomically
-from utils.terminal import run_main
 
 SAMPLES = 16  # games on each prompt
 OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}

@@ -8,7 +8,7 @@ replies (starpo/view_against.html) into out/echo_trap/. After an interruption, t
 continues. studies/real_model/README.md has results with more seeds and methods.
 """
 
-from utils.terminal import refuse_arguments, run_main
+from support.terminal import refuse_arguments, run_main
 
 if __name__ == "__main__":
     run_main(refuse_arguments, kind=None)  # answers --help before the slow imports

@@ -8,7 +8,7 @@ The tables and pictures show runs of SmolLM2-135M. The README.md defines collaps
 
 from configurator import UserError
 
-from utils.terminal import refuse_arguments, run_main
+from support.terminal import refuse_arguments, run_main
 
 if __name__ == "__main__":
     run_main(refuse_arguments, kind=None)  # answers --help before the slow imports

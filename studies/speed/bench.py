@@ -30,9 +30,9 @@ from dataclasses import replace
 from mixtures import mixture_at
 from studies.speed.bench_measure import RANDOM_MODEL
 from support.arguments import check_envs
+from support.terminal import run_main
 from utils.files import check_writable, write_atomically
 from utils.model_folder import find_model
-from utils.terminal import run_main
 
 BENCHMARKS = {  # name of a benchmark -> module with a function of this name
     "rollout": "studies.speed.bench_rollout",

@@ -15,7 +15,7 @@ import time
 from functools import partial
 
 from studies.speed.bench_measure import Rows, compare
-from utils.terminal import run_main
+from support.terminal import run_main
 
 NUM_POSITIONS = 2048
 WIDTH = 896  # of Qwen2.5-0.5B

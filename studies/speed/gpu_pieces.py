@@ -6,7 +6,7 @@ python -m studies.speed.gpu_pieces update --device=cuda  # one GPU; appends to o
 from configurator import CHOICES, Config, UserError, load_config
 
 from studies.speed.gpu_report import DEFAULTS, MAX_PROCESS_S, PIECES, Results
-from utils.terminal import run_main
+from support.terminal import run_main
 
 
 def read_piece(argv: list[str]) -> tuple[str, Config, float]:

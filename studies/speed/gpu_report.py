@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.terminal import run_main
+from support.terminal import run_main
 
 DEFAULTS = Config(device="cuda", out_dir="out/gpu")
 OPTIONS = {

@@ -13,7 +13,7 @@ from configurator import UserError, read_option
 
 from pathlib import Path
 
-from utils.terminal import run_main
+from support.terminal import run_main
 
 MAX_LAYERS = 1000  # largest --layers
 
