@@ -81,7 +81,7 @@ class Job:
     config: Config
     options: dict  # option -> value, for SCORING_OPTIONS and the script's own options
     models: list[str]  # names or folders
-    command: str = "eval.py"  # the script, a key of `no_effect.READ_BY`
+    command: str = "eval.py"  # the script, for messages
     sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value
 
 

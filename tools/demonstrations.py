@@ -9,7 +9,7 @@ selects the player:
 - crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """
 
-from configurator import Config, SftConfig, UserError, describe_line_error, printable
+from configurator import Config, UserError, describe_line_error, printable
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,6 +26,7 @@ from rollout import Reply, Rollout, Trajectory, Turn, following_prompt, make_epi
 from support.run_folder import read_text, replace_file
 from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
+from tools.sft_config import SftConfig
 
 SEED_DEMOS = 11  # makes the random streams of this file differ from those of other files
 COMMIT_ONE = 0.75  # probability that the player `shortest` takes one action in a turn without noise
