@@ -26,7 +26,7 @@ from support.quotes import split_unquoted, unquote
 from support.run_folder import check_out_dir, check_writable, load_saved
 
 PLAYERS = ("random", "greedy", "optimal")
-MAX_SAMPLES = 1000  # largest --samples, and largest --draws of studies.credit
+MAX_SAMPLES = 1000  # largest --samples
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
     "--api_base": "python -m tools.api_models",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
-from support.arguments import MAX_SAMPLES, check_trusted
+from support.arguments import check_trusted
 from support.mixtures import mixture_at
 from support.model_folder import find_model
 from support.preflight import check_installed
@@ -14,6 +14,7 @@ from support.run_folder import CHECKPOINTS, check_writable, load_saved
 from support.seed_groups import earlier_without_seed, without_seed
 from support.settings_history import read_earlier
 
+MAX_DRAWS = 1000
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
     # number of continuations from the state before each turn; the same number of other
@@ -48,8 +49,8 @@ def read_credit(argv: list[str]) -> CreditJob:
         saved = load_saved(folder)
         arguments = argv[len(folders) :]
         config, options, sources = load_config(arguments, extra=CREDIT_OPTIONS, base=saved)
-        if not 4 <= options["draws"] <= MAX_SAMPLES:
-            raise UserError(f"draws must be 4 to {MAX_SAMPLES}, got {options['draws']}")
+        if not 4 <= options["draws"] <= MAX_DRAWS:
+            raise UserError(f"draws must be 4 to {MAX_DRAWS}, got {options['draws']}")
         check_trusted(folder, config, sources)
         runs[folder] = _credit_settings(config)
         checkpoints[folder] = _find_checkpoints(folder, options["checkpoints"])
