@@ -97,6 +97,7 @@ from tools.demonstrations import (
 )
 from tools.probes import probe
 
+# settings that studies/base_model/pretrain.py reads, too
 SUPERVISED = """model seed out_dir eval_every save_every keep_checkpoints device num_threads dtype
     max_context_tokens micro_batch_tokens weight_decay grad_clip"""
 SFT_SETTINGS = " ".join(key for key in types_of(SftConfig) if key.startswith(SFT_PREFIX))
