@@ -1,9 +1,9 @@
-"""The settings of a run. The dataclasses Config and SftConfig below hold every default.
+"""The settings of a run. The dataclass Config below holds every default.
 
 A command takes any number of config files and --key=value overrides. They are read left to right,
 and the last value of a setting wins. A config file is Python that assigns settings. Names that
 begin with "_", modules, functions and classes are ignored in a file. Any other name must be a
-setting.
+setting. tools/sft_config.py has further settings, for supervised learning.
 """
 
 import ast
@@ -18,10 +18,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # a script ends if one is missing
+# The names of the settings that only tools.sft has begin with SFT_PREFIX. train.py skips such names
+# in a config file, so that one file serves train.py and tools.sft.
+SFT_PREFIX = "sft_"
 
 
 class UserError(ValueError):
@@ -86,19 +89,29 @@ def describe_line_error(error: Exception) -> str:
 
 # ---------- types of settings
 
+LARGEST_NUMBER = 1_000_000_000  # limit of settings without a limit of their own
+
 
 class Legal(NamedTuple):
     """The legal values of a numeric setting, in words and as a test.
 
-    The dict LARGEST below has further upper limits of settings."""
+    Numbers above `largest` would overflow, or need more memory or time than there is."""
 
     words: str
     test: Callable[[float], bool]
+    largest: int = LARGEST_NUMBER
 
 
 Natural = Annotated[int, Legal("0 or more", lambda x: x >= 0)]
+SmallNatural = Annotated[int, Legal("0 or more", lambda x: x >= 0, largest=1024)]
+# seed + rank must fit into the 32 bits of a vLLM engine's seed
+Seed = Annotated[int, Legal("0 or more", lambda x: x >= 0, largest=2**31 - 1)]
 Count = Annotated[int, Legal("1 or more", lambda x: x >= 1)]
-Pairs = Annotated[int, Legal("2 or more", lambda x: x >= 2)]
+SmallCount = Annotated[int, Legal("1 or more", lambda x: x >= 1, largest=1000)]
+Rounds = Annotated[int, Legal("1 or more", lambda x: x >= 1, largest=100)]
+Games = Annotated[int, Legal("1 or more", lambda x: x >= 1, largest=100_000)]
+Tokens = Annotated[int, Legal("1 or more", lambda x: x >= 1, largest=10_000_000)]
+Pairs = Annotated[int, Legal("2 or more", lambda x: x >= 2, largest=10_000)]
 EvalSize = Annotated[int, Legal("between 1 and 256", lambda x: 1 <= x <= 256)]
 NotNegative = Annotated[float, Legal("0 or more", lambda x: x >= 0)]
 Positive = Annotated[float, Legal("more than 0", lambda x: x > 0)]
@@ -147,7 +160,7 @@ class Config:
     # config/methods or config/envs adds its name: out/NAME-METHOD. If seed > 0, _s<seed> is added,
     # unless the command line gives out_dir. If out_dir is given nowhere, tools.sft adds _sft
     out_dir: str = ""
-    seed: Natural = 0  # every random stream of training derives from it
+    seed: Seed = 0  # every random stream of training derives from it
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
     eval_every: Natural = 50  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
@@ -160,7 +173,7 @@ class Config:
     wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
     # CPU threads; 0 = torch's choice; with 1, a run on a CPU is repeatable to the last bit
-    num_threads: Natural = 0
+    num_threads: SmallNatural = 0
 
     # -- environment
     # 'name:key=value,...'. 'A + 2*B' draws A or B for each group, with probability 1/3 and 2/3.
@@ -172,9 +185,10 @@ class Config:
     observation: Literal["grid", "coord", "relations"] = "grid"  # what grid worlds show
     # True: a reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
     think: bool = True
-    max_turns: Count = 5  # maximum number of replies in a trajectory
-    actions_per_turn: Count = 5  # maximum number of actions executed from one reply
-    actions_per_traj: Count = 10  # maximum number of actions in a trajectory; >= actions_per_turn
+    max_turns: SmallCount = 5  # maximum number of replies in a trajectory
+    actions_per_turn: SmallCount = 5  # maximum number of actions executed from one reply
+    # maximum number of actions in a trajectory; >= actions_per_turn
+    actions_per_traj: SmallCount = 10
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
@@ -186,22 +200,23 @@ class Config:
     # Hugging Face id, folder, or 'tiny' (the pretrained model in base/)
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"
     dtype: Dtype = "auto"  # type to compute in; auto: bfloat16 on cuda, float32 on cpu
-    lora_rank: Natural = 0  # LoRA on the linear layers of all blocks, in policy and critic; 0 = off
+    # LoRA on the linear layers of all blocks, in policy and critic; 0 = off
+    lora_rank: SmallNatural = 0
     compile: bool = False  # True: torch.compile the MLPs and norms of policy and critic
 
     # -- rollout
     engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch
     engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: the same as dtype
-    num_groups: Count = 8  # number of groups in an iteration (P); a group has one initial state
-    group_size: Count = 16  # number of trajectories in a group (N)
+    num_groups: Games = 8  # number of groups in an iteration (P); a group has one initial state
+    group_size: Games = 16  # number of trajectories in a group (N)
     # DAPO: maximum number of sampling rounds; sampling ends once num_groups groups have variance in
     # their scores
-    sampling_rounds: Count = 1
+    sampling_rounds: Rounds = 1
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
     # maximum number of tokens of a trajectory, prompts included; >= max_response_tokens. With
     # context_turns this limits each turn, whose prompt repeats the turns that the policy sees
-    max_context_tokens: Count = 3600
+    max_context_tokens: Tokens = 3600
     max_running: Count = 128  # maximum number of trajectories that the engine works on at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
     # fraction of the trajectories of an iteration or evaluation that may end in an error; if more
@@ -265,9 +280,9 @@ class Config:
 
     # -- update
     batch_size: Count = 32  # trajectories per optimizer step; at most as many as the filter keeps
-    num_epochs: Count = 1  # passes over the kept trajectories of an iteration
+    num_epochs: SmallCount = 1  # passes over the kept trajectories of an iteration
     # maximum number of tokens in a forward and backward pass; >= max_context_tokens
-    micro_batch_tokens: Count = 16384
+    micro_batch_tokens: Tokens = 16384
     learning_rate: NotNegative = 1e-6  # AdamW, policy
     critic_lr: NotNegative = 1e-5  # AdamW, critic
     # both learning rates fall linearly towards this fraction of their first values; 1 = constant
@@ -302,12 +317,13 @@ class Config:
         self._check_batch_size()
 
     def _check_fields(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in CHOICES:
-                _check_choice(field.name, value)
-            if field.name in RANGES:
-                _check_number(field.name, value)
+        choices = choices_of(type(self))
+        ranges = ranges_of(type(self))
+        for key, value in vars(self).items():
+            if key in choices:
+                _check_choice(key, value, choices[key])
+            if key in ranges:
+                _check_number(key, value, ranges[key])
         for low, high, reason in ORDERED:
             if getattr(self, low) > getattr(self, high):
                 raise UserError(
@@ -428,40 +444,31 @@ class Config:
         return self.kl_coef > 0 and self.kl_in == "reward"
 
 
-@dataclass(frozen=True)
-class SftConfig(Config):
-    """The settings of tools.sft: those of Config, and more."""
+def choices_of(kind: type[Config]) -> dict[str, tuple[str, ...]]:
+    """Return the legal values of each setting that takes one of several words.
 
-    # -- supervised learning
-    sft_steps: Natural = 0  # optimizer steps
-    sft_batch_size: Count = 16  # demonstrations per step
-    sft_lr: NotNegative = 1e-5  # AdamW
-    # learning rate of Muon, which trains the matrices of the layers; 0 = AdamW for all parameters
-    sft_muon_lr: NotNegative = 0.0
-    # Who plays the demonstrations. shortest: the actions of `Env.demonstrate` (often a shortest
-    # path), mostly one a turn; planner: optimal play under the limits on turns and actions; crowd:
-    # the good and bad players whose games pretrained the tiny model
-    sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
-    sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration; not for crowd
-    sft_demos: Natural = 0  # number of demonstrations, repeated in order; 0 = new ones every step
-    sft_file: str = ""  # file of demonstrations, repeated in order; '' = generate them
-    sft_lost: bool = True  # True: also imitate the games of sft_file that were not won
-    sft_eval_games: bool = False  # False: a game of sft_file on an evaluation prompt is an error
-    sft_noise: Fraction = 0.0  # fraction of turns whose actions are random; not for crowd
-    # fraction of demonstrations that have no noise; they come first; not for crowd
-    sft_clean: Fraction = 0.0
-    sft_planners: Fraction = 0.15  # fraction of the crowd's games that the planner plays
+    Args: kind: the class of the settings."""
+    literals = [field for field in fields(kind) if get_origin(field.type) is Literal]
+    return {field.name: get_args(field.type) for field in literals}
 
 
-CHOICES: dict[str, tuple[str, ...]] = {}  # legal values of settings that take one of several words
-RANGES: dict[str, Legal] = {}  # legal values of numeric settings
-FIELD_TYPES: dict[str, type] = get_type_hints(SftConfig)
-for _field in fields(SftConfig):
-    if get_origin(_field.type) is Literal:
-        CHOICES[_field.name] = get_args(_field.type)
-        FIELD_TYPES[_field.name] = str
-    if get_origin(_field.type) is Annotated:
-        _, RANGES[_field.name] = get_args(_field.type)
+def ranges_of(kind: type[Config]) -> dict[str, Legal]:
+    """Return the legal values of each numeric setting."""
+    numbers = [field for field in fields(kind) if get_origin(field.type) is Annotated]
+    return {field.name: get_args(field.type)[1] for field in numbers}
+
+
+def types_of(kind: type[Config]) -> dict[str, type]:
+    """Return the type of each setting: str, bool, int or float."""
+    types_by_key = {}
+    for field in fields(kind):
+        types_by_key[field.name] = field.type
+        if get_origin(field.type) is Literal:
+            types_by_key[field.name] = str
+        if get_origin(field.type) is Annotated:
+            types_by_key[field.name] = get_args(field.type)[0]
+    return types_by_key
+
 
 RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
 # Wrong name -> the setting that is meant, for the hint in an error.
@@ -470,26 +477,6 @@ OTHER_NAMES = {
     "epochs": "num_epochs",
     "steps": "num_iterations",
     **RENAMED_SETTINGS,
-}
-SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
-
-# Numbers above these limits would overflow, or need more memory or time than there is.
-LARGEST_NUMBER = 1_000_000_000  # limit of settings that LARGEST does not list
-LARGEST = {
-    "seed": 2**31 - 1,  # seed + rank must fit into the 32 bits of a vLLM engine's seed
-    "num_threads": 1024,
-    "max_turns": 1000,
-    "actions_per_turn": 1000,
-    "actions_per_traj": 1000,
-    "lora_rank": 1024,
-    "num_epochs": 1000,
-    "sampling_rounds": 100,
-    "num_groups": 100_000,
-    "group_size": 100_000,
-    "max_context_tokens": 10_000_000,
-    "micro_batch_tokens": 10_000_000,
-    "collapse_pairs": 10_000,
-    "sft_batch_size": 100_000,
 }
 MAX_TRAJECTORIES = 100_000  # in an iteration
 
@@ -501,18 +488,16 @@ ORDERED = [
 ]
 
 
-def _check_choice(key: str, value: str) -> None:
-    if value not in CHOICES[key]:
-        raise UserError(f"{key} must be one of {', '.join(CHOICES[key])}, got {value!r}")
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def _check_number(key: str, value: float) -> None:
-    legal = RANGES[key]
+def _check_number(key: str, value: float, legal: Legal) -> None:
     if not math.isfinite(value) or not legal.test(value):
         raise UserError(f"{key} must be {legal.words}, got {value}")
-    largest = LARGEST.get(key, LARGEST_NUMBER)
-    if value > largest:
-        raise UserError(f"{key} must be at most {largest:,}, got {value}")
+    if value > legal.largest:
+        raise UserError(f"{key} must be at most {legal.largest:,}, got {value}")
 
 
 # ---------- reading settings
@@ -527,14 +512,13 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    If `kind` is Config, a config file may also assign settings that only SftConfig has. These
-    settings are ignored, so one file serves train.py and tools.sft.
+    If `kind` is Config, settings in a file whose names begin with SFT_PREFIX are ignored.
 
     Args:
         argv: the arguments after the script name.
         extra: the script's own options with their defaults, for the command line only.
         base: settings that replace the defaults. The result has the class of `base`.
-        kind: the class of the settings if there is no `base`: Config, or SftConfig for tools.sft.
+        kind: the class of the settings if there is no `base`.
     Returns: the checked settings; a value for each key of `extra`; the source of each setting:
         "default" (also for values of `base`), the path of a file, or "command line".
     Raises: UserError for a wrong argument, file or value.
@@ -545,7 +529,7 @@ def load_config(
     extras = dict(extra or {})
     extra_types = {key: type(value) for key, value in extras.items()}
     kind = type(base) if base else kind
-    own_types = {field.name: FIELD_TYPES[field.name] for field in fields(kind)}
+    own_types = types_of(kind)
     known = {**own_types, **extra_types}
     sources = dict.fromkeys(own_types, "default")
     values: dict[str, Any] = asdict(base) if base else {}
@@ -560,10 +544,9 @@ def load_config(
                 sources[key] = "command line"
         elif arg.endswith(".py") and not arg.startswith("-"):
             files.append(arg)
-            for key, value in read_config_file(arg).items():
-                if key in own_types:
-                    values[key] = value
-                    sources[key] = arg
+            for key, value in read_config_file(arg, own_types).items():
+                values[key] = value
+                sources[key] = arg
         else:
             raise _wrong_argument(arg, argv[position + 1 :], known)
     config = kind(**values)
@@ -615,8 +598,9 @@ def read_option(arg: str, types_by_key: dict[str, type]) -> tuple[str, Any]:
     return key, check_type(key, parse_text(text, wanted), wanted, "command line")
 
 
-def read_config_file(path: str) -> dict[str, Any]:
-    """Run a config file and return the settings that it assigns."""
+def read_config_file(path: str, types_by_key: dict[str, type]) -> dict[str, Any]:
+    """Run a config file and return the settings that it assigns, without those that only tools.sft
+    has (`is_only_for_sft`)."""
     if not Path(path).is_file():
         paths_by_name = {found.name: found for found in CONFIG_FOLDER.glob("**/*.py")}
         name = Path(path).name
@@ -634,10 +618,20 @@ def read_config_file(path: str) -> dict[str, Any]:
     settings = {}
     for key, value in names.items():
         is_helper = isinstance(value, types.ModuleType) or callable(value)
-        if key.startswith("_") or (is_helper and key not in FIELD_TYPES):
+        if key.startswith("_") or (is_helper and key not in types_by_key):
             continue
-        settings[key] = check_type(key, value, lookup_type(key, FIELD_TYPES, path), path)
+        if is_only_for_sft(key, types_by_key):
+            continue
+        settings[key] = check_type(key, value, lookup_type(key, types_by_key, path), path)
     return settings
+
+
+def is_only_for_sft(key: str, types_by_key: dict[str, type]) -> bool:
+    """Whether a name belongs to a setting of tools.sft, and the command has no such settings.
+
+    Args: types_by_key: the settings of the command."""
+    has_sft_settings = any(name.startswith(SFT_PREFIX) for name in types_by_key)
+    return key.startswith(SFT_PREFIX) and not has_sft_settings
 
 
 def parse_text(text: str, wanted: type) -> Any:
@@ -674,7 +668,7 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
             f"{key} from {source} is refused: it would cut the distribution in sampling, and the "
             "log-probs in the loss would be those of another policy; use temperature"
         )
-    if key in SFT_FIELDS:
+    if is_only_for_sft(key, types_by_key):
         raise UserError(f"{key} from {source} is a setting of tools.sft; leave it out")
     alike = difflib.get_close_matches(OTHER_NAMES.get(key, key), types_by_key, n=3)
     near = " or ".join(alike)

@@ -56,9 +56,10 @@ from rollout import (
     split_by_context,
 )
 from support.log import progress_bar
-from support.no_effect import print_unread
+from support.no_effect import SCORING, print_unread
 from support.scores import Row, ScoreReport, Scores, score
 
+SETTINGS_READ = SCORING
 SEED_EVAL = 21  # makes the random streams of evaluation differ from those of training
 
 
@@ -67,15 +68,17 @@ SEED_EVAL = 21  # makes the random streams of evaluation differ from those of tr
 
 def main(argv: list[str]) -> None:
     job = read_eval(argv)
-    report_rows(job, model_rows(job), player_rows(job))
+    report_rows(job, SETTINGS_READ, model_rows(job), player_rows(job))
 
 
-def report_rows(job: Job, *sources: Iterable[Row]) -> None:
+def report_rows(job: Job, settings_read: str, *sources: Iterable[Row]) -> None:
     """Print the table of all rows, and write the files of --json and --jsonl.
 
-    Args: sources: generators that play games and yield the rows."""
+    Args:
+        settings_read: the settings that the command of `job` reads, see `no_effect.warn_unread`.
+        sources: generators that play games and yield the rows."""
     init_distributed(job.config)
-    print_unread(job.command, job.config, job.sources)
+    print_unread(job.command, settings_read, job.sources)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
     for row in chain(*sources):
         report.add(row)

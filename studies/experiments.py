@@ -5,7 +5,7 @@ The folder of a run is named after its config files, overrides and seed, so two 
 contain the same run share one folder.
 """
 
-from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
+from configurator import SFT_PREFIX, Config, UserError, load_config
 
 import shlex
 from collections.abc import Collection, Sequence
@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tools.sft_config import SftConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -623,9 +625,10 @@ def train_command(curve: Curve, scale: str, seed: int) -> Command:
     combined = curve.combined()
     files = files_at(combined, scale)
     name = folder_name(files, combined.overrides, seed)
-    overrides = dict(combined.overrides)
-    for key in SFT_FIELDS:
-        overrides.pop(key, None)
+    overrides = {}
+    for key, value in combined.overrides.items():
+        if not key.startswith(SFT_PREFIX):
+            overrides[key] = value
     sft = sft_command(curve, scale, seed)
     if sft:
         name = f"warm-{name}"

@@ -74,7 +74,7 @@ def run(curve: Curve, scale: str, seed: int) -> str:
     failure = launch(command)
     if failure:
         return failure
-    if load_saved(out_dir) != config:
+    if load_saved(out_dir, type(config)) != config:
         return f"{out_dir} holds a run with other settings; remove it"
     row = make_row(command, config, sft_command(curve, scale, seed))
     path = ROWS / f"{out_dir.name}.json"

@@ -27,7 +27,7 @@ from utils.model_folder import find_model
 from utils.quotes import split_unquoted, unquote
 
 PLAYERS = ("random", "greedy", "optimal")
-MAX_SAMPLES = 1000  # largest --samples, and largest --draws of studies.credit
+MAX_SAMPLES = 1000  # largest --samples
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
     "--api_base": "python -m tools.api_models",
@@ -82,7 +82,7 @@ class Job:
     config: Config
     options: dict  # option -> value, for SCORING_OPTIONS and the script's own options
     models: list[str]  # names or folders
-    command: str = "eval.py"  # the script, a key of `no_effect.READ_BY`
+    command: str = "eval.py"  # the script, for messages
     sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value
 
 

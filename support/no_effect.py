@@ -16,14 +16,7 @@ command-line settings that have no effect because of other settings. No command 
 settings from files, because the file of an experiment is for train.py.
 """
 
-from configurator import (
-    CONFIG_FOLDER,
-    CRITIC_ESTIMATORS,
-    GROUP_BASELINE_ESTIMATORS,
-    SFT_FIELDS,
-    Config,
-    SftConfig,
-)
+from configurator import CONFIG_FOLDER, CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, Config
 
 import math
 from collections.abc import Collection, Iterable, Iterator
@@ -189,6 +182,8 @@ def _makes_statements(spec: str) -> bool:
 
 
 # ---------- other commands
+# Each of these commands has a constant SETTINGS_READ, which names the settings that the command
+# reads. The constants below name settings that several commands read.
 
 # Settings of a game. max_response_tokens is among them because the system message states it.
 GAME = """env observation think max_turns actions_per_turn actions_per_traj max_response_tokens
@@ -197,62 +192,33 @@ REWARDS = "format_penalty reward_density think_reward"
 SAMPLING = "model device dtype engine engine_dtype context_turns max_context_tokens max_running"
 SCORING = f"""{GAME} {REWARDS} {SAMPLING} num_threads max_error_frac micro_batch_tokens
     eval_env eval_split eval_size eval_temperature"""
-SUPERVISED = """model seed out_dir eval_every save_every keep_checkpoints device num_threads dtype
-    max_context_tokens micro_batch_tokens weight_decay grad_clip"""
-IMITATION = f"""{GAME} {SUPERVISED} {" ".join(SFT_FIELDS)} lora_rank engine_dtype context_turns
-    max_running max_error_frac eval_size eval_temperature"""
-DOCUMENTS = "seed sft_planners micro_batch_tokens max_context_tokens step_timeout_s"
-READ_BY = {  # command -> the settings that it uses
-    "eval.py": SCORING,
-    "tools.api_models": SCORING,
-    "tools.check_env": "observation actions_per_traj",
-    "tools.crowd": f"{GAME} {REWARDS} eval_split eval_size",
-    "tools.play": f"{GAME} {REWARDS} seed",
-    "studies.base_model.corpus": DOCUMENTS,
-    "studies.base_model.pretrain": f"""{SUPERVISED} {DOCUMENTS}
-        sft_steps sft_batch_size sft_lr sft_muon_lr""",
-    "studies.credit.regret": f"{GAME} {REWARDS} {SAMPLING} seed num_groups group_size temperature",
-    "tools.replay": f"{GAME} {REWARDS} device num_threads eval_env eval_split eval_temperature",
-    "tools.sft": IMITATION,
-}
 
 
-def warn_unread(command: str, config: Config, sources: dict[str, str]) -> str:
+def warn_unread(
+    command: str, settings_read: str, sources: dict[str, str], reasons: Iterable[Reason] = ()
+) -> str:
     """The line about settings on the command line that have no effect on a command; '' for none.
 
-    Args: command: a key of READ_BY."""
+    Args:
+        settings_read: the names of the settings that the command reads, separated by blanks.
+        reasons: settings that the command reads, but that have no effect in this run."""
     given = [name for name, source in sources.items() if source == "command line"]
-    reasons = list(_imitation(config)) if command == "tools.sft" else []
-    unread = [name for name in given if name not in READ_BY[command].split()]
-    reasons.append((" ".join(unread), f"{command} does not use {_them(unread)}"))
-    return sentence(among(given, reasons))
+    unread = [name for name in given if name not in settings_read.split()]
+    unread_reason = (" ".join(unread), f"{command} does not use {_them(unread)}")
+    return sentence(among(given, [*reasons, unread_reason]))
 
 
-def print_unread(command: str, config: Config, sources: dict[str, str]) -> None:
+def print_unread(
+    command: str, settings_read: str, sources: dict[str, str], reasons: Iterable[Reason] = ()
+) -> None:
     """Print the line of `warn_unread`, if any."""
-    line = warn_unread(command, config, sources)
+    line = warn_unread(command, settings_read, sources, reasons)
     if line:
         print(line, flush=True)
 
 
 def _them(names: Collection[str]) -> str:
     return "it" if len(names) == 1 else "them"
-
-
-def _imitation(config: SftConfig) -> Iterator[Reason]:
-    player = "sft_player sft_actions sft_noise sft_clean"
-    if config.sft_file:
-        yield f"{player} sft_planners", "sft_file holds the demonstrations"
-    else:
-        yield "sft_lost sft_eval_games", "sft_file is empty"
-    if config.sft_player == "crowd":
-        yield "sft_actions sft_noise sft_clean", "the crowd's players already make errors"
-    else:
-        yield "sft_planners", f"sft_player is {config.sft_player}"
-    if config.sft_noise == 0:
-        yield "sft_clean", "sft_noise is 0"
-    if config.lora_rank and config.sft_muon_lr:
-        yield "sft_lr", "with LoRA all trained weights are matrices, which use sft_muon_lr"
 
 
 # ---------- the line

@@ -1,14 +1,14 @@
 """The folder of a run: its settings, and the files and folders that it may hold."""
 
 from configurator import (
-    FIELD_TYPES,
     RENAMED_SETTINGS,
-    SFT_FIELDS,
+    SFT_PREFIX,
     Config,
-    SftConfig,
     UserError,
     check_type,
+    is_only_for_sft,
     lookup_type,
+    types_of,
 )
 
 import json
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from utils import code_version
 from utils.files import PARTIAL, read_json, write_atomically
@@ -93,9 +94,10 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
         )
     _check_entries(out_dir)
     if (out_dir / "config.json").is_file():
-        saved = load_saved(out_dir)
-        if type(saved) is not type(config):
-            owner = "supervised learning" if isinstance(saved, SftConfig) else "train.py"
+        saved = load_saved(out_dir, type(config))
+        is_sft_run = bool(load_sft_settings(out_dir / "config.json"))
+        if is_sft_run != bool(sft_settings(asdict(config))):
+            owner = "supervised learning" if is_sft_run else "train.py"
             raise UserError(
                 f"out_dir={config.out_dir!r} holds a run of {owner}; give another --out_dir"
             )
@@ -198,10 +200,12 @@ def save_code_diff(path: Path) -> None:
         print(f"{path} is not complete: {diff.splitlines()[-1]}", flush=True)
 
 
-def load_saved(path: str | Path) -> Config:
+def load_saved(path: str | Path, kind: type[Config] = Config) -> Config:
     """Read the settings of a run.
 
-    Args: path: a config.json, or the folder of a run.
+    Args:
+        path: a config.json, or the folder of a run.
+        kind: the class of the result. With Config, the settings of `sft_settings` are left out.
     Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
     """
     path = Path(path)
@@ -211,7 +215,7 @@ def load_saved(path: str | Path) -> Config:
         raise UserError(f"{path} does not exist; expected the folder of a run, or its config.json")
     saved = read_json(path, {"config": {}})["config"]
     try:
-        return settings_from(saved, str(path))
+        return settings_from(saved, str(path), kind)
     except UserError as error:
         changes = path.parent / "code.diff"
         if not changes.is_file():
@@ -221,22 +225,35 @@ def load_saved(path: str | Path) -> Config:
         ) from error
 
 
+def load_sft_settings(path: Path) -> dict[str, Any]:
+    """Read the settings in a config.json that only tools.sft has, and do not check their values.
+
+    Returns: {} for a run of train.py.
+    Raises: UserError if the file cannot be read."""
+    return sft_settings(read_json(path, {"config": {}})["config"])
+
+
+def sft_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that only tools.sft has."""
+    return {key: value for key, value in settings.items() if key.startswith(SFT_PREFIX)}
+
+
 def with_present_names(settings: dict) -> dict:
     """Replace former names of settings by present names."""
     return {RENAMED_SETTINGS.get(key, key): value for key, value in settings.items()}
 
 
-def settings_from(saved: dict, source: str) -> Config:
+def settings_from(saved: dict, source: str, kind: type[Config] = Config) -> Config:
     """Settings from a JSON object. Missing settings have their defaults.
 
-    Returns: a Config, or an SftConfig if the object has any of SFT_FIELDS.
+    Args: kind: see `load_saved`.
     Raises: UserError if a setting is unknown or illegal.
     """
+    types_by_key = types_of(kind)
     settings = {}
     for key, value in with_present_names(saved).items():
-        if key in FORMER_SETTINGS:
+        if key in FORMER_SETTINGS or is_only_for_sft(key, types_by_key):
             continue
-        wanted = lookup_type(key, FIELD_TYPES, source)
+        wanted = lookup_type(key, types_by_key, source)
         settings[key] = check_type(key, value, wanted, source)
-    kind = SftConfig if settings.keys() & set(SFT_FIELDS) else Config
     return kind(**settings)

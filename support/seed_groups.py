@@ -6,12 +6,13 @@ Runs of one method differ only in the seed, and in settings that do not change t
 
 from configurator import Config, UserError
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from support.run_folder import load_saved
+from support.run_folder import load_saved, load_sft_settings
 from support.settings_history import Earlier, read_earlier
 
 WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkpoints", "grace_s")
@@ -24,6 +25,7 @@ class Method(NamedTuple):
     # models in best/.
     folder: str
     settings: Config  # without seed
+    sft_settings: str  # JSON text of the settings that only tools.sft has
     earlier: tuple[Earlier, ...]  # settings before each restart that changed them, without seed
 
 
@@ -49,8 +51,10 @@ def pool_seeds(models: dict[str, str]) -> Pools:
                 f"{name} is not pooled with others: no config.json says how it was trained"
             )
             continue
-        earlier = earlier_without_seed(read_earlier(Path(folder).parent))
-        method = Method(Path(folder).name, without_seed(settings), earlier)
+        run = Path(folder).parent
+        sft_settings = json.dumps(load_sft_settings(run / "config.json"), sort_keys=True)
+        earlier = earlier_without_seed(read_earlier(run))
+        method = Method(Path(folder).name, without_seed(settings), sft_settings, earlier)
         seeds = pools.setdefault(method, {})
         if settings.seed in seeds:
             twin = seeds[settings.seed]
@@ -105,8 +109,8 @@ def _differences(pools: dict[Method, dict[int, str]]) -> list[str]:
 
 
 def _changed_keys(a: Method, b: Method) -> Sequence[str]:
-    before = asdict(a.settings)
-    after = asdict(b.settings)
+    before = asdict(a.settings) | json.loads(a.sft_settings)
+    after = asdict(b.settings) | json.loads(b.sft_settings)
     keys = [key for key in before | after if before.get(key) != after.get(key)]
     if a.earlier != b.earlier:
         keys.append("the settings before a restart changed them")

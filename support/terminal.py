@@ -1,13 +1,13 @@
 """Runs a script: answers --help, and prints a mistake of the user as one line."""
 
 from configurator import (
-    CHOICES,
-    FIELD_TYPES,
-    RANGES,
     Config,
     UserError,
+    choices_of,
     lookup_type,
     printable,
+    ranges_of,
+    types_of,
 )
 
 import errno
@@ -21,7 +21,6 @@ import sys
 import time
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +125,8 @@ def print_help(flag: str, kind: type[Config] | None) -> None:
 
 def help_text(doc: str, kind: type[Config] = Config) -> str:
     """Return the text of --help: the docstring, then each setting with its default and comment."""
+    choices = choices_of(kind)
+    ranges = ranges_of(kind)
     classes = [Config] if kind is Config else [kind, Config]  # the script's own settings first
     source = "".join(inspect.getsource(part) for part in classes)
     lines = [doc.strip(), "", "Settings and their defaults:"]
@@ -141,10 +142,10 @@ def help_text(doc: str, kind: type[Config] = Config) -> str:
         elif field:
             key, default, comment_behind = field.groups()
             notes = [comment_behind or comment_above]
-            if key in RANGES:
-                notes.insert(0, RANGES[key].words)
-            if key in CHOICES:
-                notes.insert(0, " | ".join(CHOICES[key]))
+            if key in ranges:
+                notes.insert(0, ranges[key].words)
+            if key in choices:
+                notes.insert(0, " | ".join(choices[key]))
             lines.append(f"  --{key}={default}  # {'; '.join(notes)}")
             comment_above = ""
     lines += ["", "An error is one line; NANORAGEN_TRACEBACK=1 adds its traceback."]
@@ -155,6 +156,6 @@ def setting_help(key: str, kind: type[Config] = Config) -> str:
     """Return the line of `help_text` that describes a setting.
 
     Raises: UserError for an unknown setting."""
-    lookup_type(key, {field.name: FIELD_TYPES[field.name] for field in fields(kind)}, "--help")
+    lookup_type(key, types_of(kind), "--help")
     lines = help_text("", kind).splitlines()
     return next(line.strip() for line in lines if line.startswith(f"  --{key}="))

@@ -1,5 +1,6 @@
 """Fixtures and settings that several test files share."""
 
+import importlib
 import os
 import pathlib
 import signal
@@ -7,11 +8,14 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from configurator import Config, SftConfig, UserError
+from configurator import Config, UserError
 
 import isolation
 import pytest
 import torch
+
+from support.no_effect import warn_unread
+from tools.sft_config import SftConfig
 
 # Slow modules other than torch are imported inside the fixtures that use them.
 
@@ -48,8 +52,36 @@ SMALL_RUN = dict(
     save_every=2,
 )
 
+# the commands that name settings which they do not read
+READERS = (
+    "eval.py",
+    "tools.api_models",
+    "tools.check_env",
+    "tools.crowd",
+    "tools.play",
+    "tools.replay",
+    "tools.sft",
+    "studies.base_model.corpus",
+    "studies.base_model.pretrain",
+    "studies.credit.regret",
+)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def settings_read(command: str) -> str:
+    """Return the names of the settings that one of READERS reads, separated by blanks."""
+    return importlib.import_module(command.removesuffix(".py")).SETTINGS_READ
+
+
+def unread_line(command: str, config: Config, sources: dict[str, str]) -> str:
+    """Return the line of one of READERS about settings without effect; '' if there are none."""
+    reasons = ()
+    if command == "tools.sft":
+        from tools.sft import without_effect
+
+        reasons = without_effect(config)
+    return warn_unread(command, settings_read(command), sources, reasons)
 
 
 def config_file(name: str) -> str:

@@ -2,13 +2,11 @@
 process."""
 
 from configurator import (
-    LARGEST,
     LARGEST_NUMBER,
-    RANGES,
     Config,
-    SftConfig,
     UserError,
     load_config,
+    ranges_of,
     read_config_file,
 )
 
@@ -21,7 +19,9 @@ from shared_fixtures import SMALL_RUN
 import train
 from dialogue import Chat
 from support.terminal import run_main
+from tools.sft_config import SftConfig
 
+RANGES = ranges_of(SftConfig)
 NUMBERS = """
     0 -0.0 1 -1 0.5 5e-324 -5e-324 1e-300 1e-9 0.999999999999 1.0000001 256 257 1e6 1e9 1e12
     1e308 -1e308 2147483647 2147483648 4294967296 9223372036854775807 9223372036854775808
@@ -44,7 +44,7 @@ def test_a_number_is_legal_or_refused_in_words(key, tmp_path):
         except UserError as error:
             assert key in str(error) and "\n" not in str(error)
         else:
-            assert abs(getattr(config, key)) <= LARGEST.get(key, LARGEST_NUMBER)
+            assert abs(getattr(config, key)) <= RANGES[key].largest
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_config_file_that_ends_the_process_is_one_sentence(code, words, tmp_pa
     path = tmp_path / "mine.py"
     path.write_text(code)
     with pytest.raises(UserError) as error:
-        read_config_file(str(path))
+        read_config_file(str(path), {})
     assert str(error.value).startswith(f"config file {path} fails with {words}")
 
 
@@ -130,7 +130,7 @@ def test_ctrl_c_in_a_config_file_is_no_mistake(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
-        read_config_file(str(path))
+        read_config_file(str(path), {})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Tests of Bandit and Countdown, with Python's own parser as the reference for expressions."""
 
-from configurator import Config, SftConfig, load_config
+from configurator import Config, load_config
 
 import ast
 import math
@@ -20,6 +20,7 @@ from shared_fixtures import config_file
 import envs
 from dialogue import Episode
 from envs import make_env
+from tools.sft_config import SftConfig
 from worlds.countdown import countdown_solution, evaluate_expression
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -3,7 +3,6 @@
 import configurator
 from configurator import (
     Config,
-    SftConfig,
     UserError,
     check_type,
     load_config,
@@ -16,12 +15,14 @@ import subprocess
 import sys
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from shared_fixtures import config_file as shipped
 
 from support.run import describe
 from support.terminal import help_text, setting_help
+from tools.sft_config import SftConfig
 
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "frozenlake", "sokoban")
@@ -320,7 +321,7 @@ def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, word
         ("--learning_rate=1e999", "learning_rate must be 0 or more, got inf"),
         (
             "--estimator=ppo",
-            f"estimator must be one of {', '.join(configurator.CHOICES['estimator'])}, got 'ppo'",
+            f"estimator must be one of {', '.join(get_args(configurator.Estimator))}, got 'ppo'",
         ),
         ("--observation=image", "observation must be one of grid, coord, relations, got 'image'"),
         ("--device=tpu", "device must be one of auto, cpu, cuda, got 'tpu'"),
@@ -343,8 +344,9 @@ def test_ranges_hold_for_files_and_for_direct_use(tmp_path):
 
 
 def test_every_number_has_one_range():
-    kinds = configurator.FIELD_TYPES.items()
-    assert set(configurator.RANGES) == {key for key, kind in kinds if kind in (int, float)}
+    kinds = configurator.types_of(SftConfig).items()
+    numbers = {key for key, kind in kinds if kind in (int, float)}
+    assert set(configurator.ranges_of(SftConfig)) == numbers
 
 
 def test_batch_is_no_more_than_the_filter_keeps():
@@ -547,7 +549,7 @@ def test_every_field_has_a_comment_and_is_in_the_help():
         shown, comment = lines[0].split("  # ", 1)
         assert shown.strip() != "" and len(comment) > 10, field.name
         default = shown.split("=", 1)[1].strip('"')
-        wanted = configurator.FIELD_TYPES[field.name]
+        wanted = configurator.types_of(Config)[field.name]
         assert check_type(field.name, parse_text(default, wanted), wanted, "help") == field.default
     assert "  --seed=0  # 0 or more; every random stream" in text
     assert '  --device="auto"  # auto | cpu | cuda; auto: cuda' in text
@@ -599,7 +601,11 @@ def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
     with pytest.raises(ValueError, match="sft_lr from command line is a setting of tools.sft"):
         load_config(["--sft_lr=1.0"])
     with pytest.raises(ValueError, match="sft_lr must be float, got 'x'"):
-        load_config([config_file(tmp_path, "sft_lr = 'x'")])
+        load_config([config_file(tmp_path, "sft_lr = 'x'")], kind=SftConfig)
+    wrong = config_file(tmp_path, "sft_lrr = 'x'")
+    assert replace(load(wrong), out_dir="") == Config()
+    with pytest.raises(ValueError, match="unknown key 'sft_lrr' from .*: did you mean sft_lr"):
+        load_config([wrong], kind=SftConfig)
     with pytest.raises(ValueError, match="sft_noise must be between 0 and 1, got 2.0"):
         load_config(["--sft_noise=2.0"], kind=SftConfig)
 

@@ -1,6 +1,6 @@
 """Tests of tools/demonstrations.py: demonstrations are correct, keep limits, can be replayed."""
 
-from configurator import SftConfig, load_config
+from configurator import load_config
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from envs import SPLIT_SIZE
 from rollout import make_episode
 from tools import demonstrations
 from tools.demonstrations import demonstration
+from tools.sft_config import SftConfig
 
 
 def tiny_config(experiment, **changes):

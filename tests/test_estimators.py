@@ -1,7 +1,13 @@
 """Tests that CRITIC_ESTIMATORS in configurator.py decides which estimators get a critic."""
 
 import configurator
-from configurator import CHOICES, CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, OTHER_ESTIMATORS
+from configurator import (
+    CRITIC_ESTIMATORS,
+    GROUP_BASELINE_ESTIMATORS,
+    OTHER_ESTIMATORS,
+    Config,
+    choices_of,
+)
 
 import pytest
 import torch
@@ -11,7 +17,7 @@ from learners import BUILT_IN, estimate, make_learner
 def test_every_estimator_is_of_one_kind():
     kinds = (CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, OTHER_ESTIMATORS)
     names = [name for kind in kinds for name in kind]
-    assert sorted(names) == sorted(set(CHOICES["estimator"]))
+    assert sorted(names) == sorted(set(choices_of(Config)["estimator"]))
 
 
 @pytest.mark.parametrize("estimator", BUILT_IN)
@@ -29,7 +35,8 @@ def test_only_some_estimators_need_values(estimator):
 def test_a_name_does_not_make_a_critic(
     estimator, has_critic, trained_folder, one_rank, monkeypatch
 ):
-    names = (*CHOICES["estimator"], "without_gae")
-    monkeypatch.setitem(configurator.CHOICES, "estimator", names)
+    choices = choices_of(Config)
+    choices["estimator"] += ("without_gae",)
+    monkeypatch.setattr(configurator, "choices_of", lambda kind: choices)
     learner = make_learner(trained_folder, estimator=estimator)
     assert (learner.critic is not None) == has_critic

@@ -1,6 +1,6 @@
 """Tests that commands name settings without effect, and that these settings change no weight."""
 
-from configurator import FIELD_TYPES, Config, SftConfig, UserError, load_config
+from configurator import Config, UserError, load_config, types_of
 
 from dataclasses import replace
 from functools import lru_cache
@@ -10,14 +10,22 @@ import pytest
 import torch
 from learners import make_learner, select_groups
 from runs import run
-from shared_fixtures import SMALL_RUN, config_file, small_config
+from shared_fixtures import (
+    READERS,
+    SMALL_RUN,
+    config_file,
+    settings_read,
+    small_config,
+    unread_line,
+)
 
 import train
 from dialogue import Chat
 from studies.imitation import comparison
 from support import no_effect
-from support.no_effect import READ_BY, given_settings, inert_settings, warn_inert, warn_unread
+from support.no_effect import given_settings, inert_settings, warn_inert
 from tools import check_env, crowd, play
+from tools.sft_config import SftConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 # The filter keeps 2 of 4 groups of 4 trajectories. So batch_size=8 takes one optimizer step, and
@@ -374,15 +382,15 @@ SUPERVISED = ("tools.sft", "studies.base_model.corpus", "studies.base_model.pret
 def warning(command, *arguments):
     kind = SftConfig if command in SUPERVISED else Config
     config, _, sources = load_config([*LAKE, *arguments], kind=kind)
-    return warn_unread(command, config, sources)
+    return unread_line(command, config, sources)
 
 
 def test_every_name_is_a_setting():
-    for command, names in READ_BY.items():
-        assert set(names.split()) <= set(FIELD_TYPES), command
+    for command in READERS:
+        assert set(settings_read(command).split()) <= set(types_of(SftConfig)), command
 
 
-@pytest.mark.parametrize("command", READ_BY)
+@pytest.mark.parametrize("command", READERS)
 def test_files_of_experiments_name_nothing(command):
     assert warning(command) == ""
 

@@ -1,7 +1,5 @@
 """Tests of several ranks: commands under torchrun, and the test files ranks_*.py on two ranks."""
 
-from configurator import SftConfig
-
 import importlib.util
 import json
 import os
@@ -23,6 +21,7 @@ from dialogue import Chat
 from model import Policy
 from studies.base_model import tiny_model
 from tools import demonstrations, sft
+from tools.sft_config import SftConfig
 
 pytestmark = pytest.mark.slow
 

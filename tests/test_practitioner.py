@@ -41,7 +41,7 @@ The code is meow-tea-taro at commit a9c248c.
         sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
 """
 
-from configurator import Config, SftConfig, load_config
+from configurator import Config, load_config
 
 import ast
 import re
@@ -61,6 +61,7 @@ from envs import Env, make_env
 from methods import shape_rewards
 from model import Policy
 from tools.demonstrations import demonstration
+from tools.sft_config import SftConfig
 from train import build_experience
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,6 +1,6 @@
 """Tests of README, docs and studies: commands parse, short ones run, files and functions exist."""
 
-from configurator import FIELD_TYPES, Config, SftConfig, load_config
+from configurator import Config, load_config, types_of
 
 import importlib
 import inspect
@@ -12,11 +12,13 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from shared_fixtures import READERS, unread_line
 from torch.distributed.run import get_args_parser
 
 from studies import reproduce
 from support.arguments import SCORING_OPTIONS
-from support.no_effect import READ_BY, warn_inert, warn_unread
+from support.no_effect import warn_inert
+from tools.sft_config import SftConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -287,11 +289,11 @@ def test_commands_of_the_pages_set_nothing_in_vain(line):
         config, _, sources = load_config(arguments, extra={"take_config": False})
         assert warn_inert(config, sources) == ""
     command = "eval.py" if script == "eval" else script
-    if command in READ_BY and arguments != ["--help"]:
+    if command in READERS and arguments != ["--help"]:
         files = [word for word in arguments if word.endswith(".py")]
-        settings = [word for word in arguments if word[2:].split("=")[0] in FIELD_TYPES]
+        settings = [word for word in arguments if word[2:].split("=")[0] in types_of(SftConfig)]
         config, _, sources = load_config([*files, *settings], kind=kind_of(script))
-        assert warn_unread(command, config, sources) == ""
+        assert unread_line(command, config, sources) == ""
 
 
 WRITES = re.compile(r"--(?:json|jsonl|export|out_dir)=(\w[^\s`\]]+)")

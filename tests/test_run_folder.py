@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.run_folder import check_out_dir, load_saved, save_config
+from tools.sft_config import SftConfig
 from utils.files import read_rows, write_atomically, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,6 +80,25 @@ def test_a_run_continues_with_its_settings_only(tmp_path):
         str(error.value) == f"{sentence}, or --take_config=True to continue with the new settings"
     )
     check_out_dir(other, accept_changes=True)
+
+
+def test_train_and_tools_sft_refuse_each_others_folders(tmp_path):
+    trained = Config(out_dir=str(tmp_path / "rl"))
+    imitated = SftConfig(out_dir=str(tmp_path / "sft"), sft_steps=3)
+    for config in (trained, imitated):
+        save_config(config, {}, config.out_dir)
+        check_out_dir(config)
+    assert load_saved(imitated.out_dir, SftConfig) == imitated
+    assert load_saved(imitated.out_dir) == replace(trained, out_dir=imitated.out_dir)
+    for config, owner in ((trained, "supervised learning"), (imitated, "train.py")):
+        other = imitated.out_dir if config is trained else trained.out_dir
+        with pytest.raises(UserError) as error:
+            check_out_dir(replace(config, out_dir=other), accept_changes=True)
+        assert str(error.value) == (
+            f"out_dir={other!r} holds a run of {owner}; give another --out_dir"
+        )
+    with pytest.raises(UserError, match="other settings .sft_steps was 3 and is now 4"):
+        check_out_dir(replace(imitated, sft_steps=4))
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):

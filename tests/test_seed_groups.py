@@ -11,6 +11,7 @@ from rollout import Trajectory
 from support.run_folder import save_config
 from support.scores import Scores, differences
 from support.seed_groups import pool_seeds, settings_of_model, without_seed
+from tools.sft_config import SftConfig
 
 
 @pytest.fixture
@@ -21,6 +22,11 @@ def in_folder(tmp_path, monkeypatch):
 def save_run(name, **settings):
     save_config(Config(out_dir=f"out/{name}", **settings), {}, f"out/{name}")
     return f"out/{name}/policy"
+
+
+def save_sft_run(name, **settings):
+    save_config(SftConfig(out_dir=f"out/{name}", **settings), {}, f"out/{name}")
+    return f"out/{name}/model"
 
 
 def pool(*folders):
@@ -44,6 +50,16 @@ def test_runs_that_differ_in_a_setting_are_kept_apart(in_folder):
     assert notes == [f"{grpo} is not another seed of {ppo}: they differ in {keys}"]
     grpo_1 = save_run("grpo_1", seed=1, estimator="grpo", learning_rate=1e-4)
     assert pool(ppo, grpo, ppo_1, grpo_1).seeds == [[ppo, ppo_1], [grpo, grpo_1]]
+
+
+def test_sft_runs_are_pooled_if_they_differ_in_the_seed_alone(in_folder):
+    a = save_sft_run("a", sft_steps=5)
+    b = save_sft_run("b", sft_steps=5, seed=1)
+    longer = save_sft_run("longer", sft_steps=6, seed=2)
+    assert pool(a, b, longer) == (
+        [[a, b]],
+        [f"{longer} is not another seed of {a}: they differ in sft_steps"],
+    )
 
 
 def test_runs_that_differ_in_what_they_write_are_pooled(in_folder):

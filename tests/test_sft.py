@@ -1,6 +1,6 @@
 """Tests of tools/sft.py."""
 
-from configurator import SftConfig, UserError, load_config
+from configurator import UserError, load_config
 
 import json
 import math
@@ -20,6 +20,7 @@ from packing import pack
 from studies.base_model import tiny_model
 from support.run_folder import save_config
 from tools import demonstrations, sft
+from tools.sft_config import SftConfig
 
 pytestmark = pytest.mark.slow
 

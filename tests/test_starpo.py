@@ -1,10 +1,10 @@
 """Tests of starpo.py against numbers worked out by hand, slow loops and sums over all outcomes."""
 
 from configurator import (
-    CHOICES,
     CRITIC_ESTIMATORS,
     GIGPO_ESTIMATORS,
     GROUP_BASELINE_ESTIMATORS,
+    Aggregation,
 )
 
 import doctest
@@ -12,6 +12,7 @@ import inspect
 import math
 import re
 import warnings
+from typing import get_args
 
 import pytest
 import torch
@@ -893,7 +894,7 @@ def test_token_weights_by_hand(aggregation, expected):
     close(starpo.token_weights([1, 3], aggregation, 10), expected, tol=1e-6)
 
 
-@pytest.mark.parametrize("aggregation", CHOICES["aggregation"])
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregation):
     lengths = [1, 5, 2, 4]
     generator = torch.Generator().manual_seed(8)

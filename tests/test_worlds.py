@@ -1,7 +1,7 @@
 """Tests of the text worlds: games by hand, plans compared with
 brute force, and random texts as commands."""
 
-from configurator import Config, SftConfig, load_config
+from configurator import Config, load_config
 
 import doctest
 import os
@@ -35,6 +35,7 @@ import envs
 from dialogue import Episode, check_thought
 from envs import make_env
 from methods import shape_rewards
+from tools.sft_config import SftConfig
 from worlds.text import base, household, quest
 
 ROOT = pathlib.Path(envs.__file__).parent

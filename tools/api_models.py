@@ -44,14 +44,17 @@ from tqdm import tqdm
 from eval import SEED_EVAL, model_rows, player_rows, report_rows
 from rollout import Reply, Rollout, Trajectory, make_episode, play, visible_turns
 from support.log import progress_bar
+from support.no_effect import SCORING
 from support.scores import Row, Scores, score
 from utils.quotes import split_unquoted, unquote
 from utils.threads import map_in_threads
 
+SETTINGS_READ = SCORING
+
 
 def main(argv: list[str]) -> None:
     job = read_api_models(argv)
-    report_rows(job, model_rows(job), api_rows(job), player_rows(job))
+    report_rows(job, SETTINGS_READ, model_rows(job), api_rows(job), player_rows(job))
 
 
 def api_rows(job: Job) -> Iterator[Row]:

@@ -49,6 +49,7 @@ from support.terminal import run_main
 from utils.time_limit import EnvError, call_with_timeout
 
 ROOT = Path(__file__).resolve().parent.parent
+SETTINGS_READ = "observation actions_per_traj"
 CHECK_SEED = 41  # the seed of training game i is [i, CHECK_SEED]
 SEEDS = range(6)  # the training games that most checks play
 NUM_LOOKS = 4  # games that `appearance` plays on an instance
@@ -101,7 +102,7 @@ def main(argv: list[str]) -> None:
             "expected one environment, such as my_env.py:MyEnv or frozenlake:size=5, and "
             f"settings such as --actions_per_traj=20; got {' '.join(argv) or 'nothing'}"
         )
-    print_unread("tools.check_env", config, sources)
+    print_unread("tools.check_env", SETTINGS_READ, sources)
     findings, notes = check_in_process(subject_of(specs[0], config))
     num_failed = 0
     for title, problems in findings:

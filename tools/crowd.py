@@ -26,12 +26,13 @@ import numpy as np
 from dialogue import Episode, format_response
 from grids import FrozenLake, Grid, Sokoban
 from rollout import Reply, Rollout, make_episode, play
-from support.no_effect import print_unread
+from support.no_effect import GAME, REWARDS, print_unread
 from support.statistics import rate_text
 from support.terminal import run_main
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 
+SETTINGS_READ = f"{GAME} {REWARDS} eval_split eval_size"
 SEED_CROWD = 15  # makes the random streams of this file differ from those of other files
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
@@ -161,7 +162,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"samples must be 1 or more, got {options['samples']}")
     if not isinstance(make_episode(config).env, Grid):
         raise UserError(f"the crowd plays frozenlake and sokoban, got env={config.env!r}")
-    print_unread("tools.crowd", config, sources)
+    print_unread("tools.crowd", SETTINGS_READ, sources)
     print("| player | success % [95 %] |\n|---|---|")
     for player in (*SHARES, "planner"):
         wins = play_crowd(player, config, options["samples"])

@@ -9,7 +9,7 @@ selects the player:
 - crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """
 
-from configurator import Config, SftConfig, UserError, describe_line_error, printable
+from configurator import Config, UserError, describe_line_error, printable
 
 import json
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from envs import Env, check_actions, check_uses
 from grids import Grid
 from rollout import Reply, Rollout, Trajectory, Turn, following_prompt, make_episode, play
 from tools.crowd import crowd_reply, draw_player
+from tools.sft_config import SftConfig
 from utils.files import read_text, replace_file
 from utils.time_limit import EnvError, call_with_timeout
 

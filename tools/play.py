@@ -19,17 +19,18 @@ from envs import Env, check_uses, missing_method
 from mixtures import env_specs
 from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
-from support.no_effect import print_unread
+from support.no_effect import GAME, REWARDS, print_unread
 from support.terminal import run_main
 from utils.time_limit import EnvError, call_with_timeout
 
+SETTINGS_READ = f"{GAME} {REWARDS} seed"
 PLAYERS = {"--expert": "optimal", "--random": "random"}
 MAX_SHOWN = 100_000  # maximum number of characters of a message that are printed
 
 
 def main(argv: list[str]) -> None:
     config, player, sources = parse_command(argv)
-    print_unread("tools.play", config, sources)
+    print_unread("tools.play", SETTINGS_READ, sources)
     rollout = Rollout(make_episode(config), (config.seed,))
     answer = ask_human
     if player:

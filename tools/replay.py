@@ -44,10 +44,12 @@ from dataclasses import replace
 
 from eval import reference_settings, report_rows
 from rollout import Reply, Rollout, Trajectory, make_episode, play
+from support.no_effect import GAME, REWARDS
 from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
 from utils.time_limit import is_time_out
 
+SETTINGS_READ = f"{GAME} {REWARDS} device num_threads eval_env eval_split eval_temperature"
 RECORD = {  # keys and types of a line of a record, in the notation of utils/json_shapes.py
     "env": str,
     "seed": [int],
@@ -71,7 +73,7 @@ NEW_FACTS = ("moves", "faults", "out_of_actions", "cut_by", "false_statements", 
 
 def main(argv: list[str]) -> None:
     job = read_replay(argv)
-    report_rows(job, replayed_rows(job))
+    report_rows(job, SETTINGS_READ, replayed_rows(job))
 
 
 def replayed_rows(job: Job) -> Iterator[Row]:

@@ -14,7 +14,7 @@ out_dir. For config/NAME.py, the default of out_dir is out/NAME_sft. During trai
 plays held-out instances to measure its success.
 """
 
-from configurator import SftConfig, UserError, load_config
+from configurator import SFT_PREFIX, UserError, load_config, types_of
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from mixtures import env_specs
 from support.arguments import check_envs
 from support.run_folder import check_out_dir, save_config
 from support.terminal import run_main
+from tools.sft_config import SftConfig
 from utils.files import check_writable, read_json, write_rows
 from utils.model_folder import find_model
 
@@ -80,7 +81,7 @@ from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
 from support.checkpoint import Saver, export, newest
 from support.log import progress_bar
-from support.no_effect import print_unread
+from support.no_effect import GAME, Reason, print_unread
 from support.run import is_due
 from support.run_lock import lock_folder
 from tools.demonstrations import (
@@ -91,6 +92,12 @@ from tools.demonstrations import (
 )
 from tools.probes import probe
 
+# settings that studies/base_model/pretrain.py reads, too
+SUPERVISED = """model seed out_dir eval_every save_every keep_checkpoints device num_threads dtype
+    max_context_tokens micro_batch_tokens weight_decay grad_clip"""
+SFT_SETTINGS = " ".join(key for key in types_of(SftConfig) if key.startswith(SFT_PREFIX))
+SETTINGS_READ = f"""{GAME} {SUPERVISED} {SFT_SETTINGS} lora_rank engine_dtype context_turns
+    max_running max_error_frac eval_size eval_temperature"""
 WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # a warning is printed if a smaller fraction of replies is valid at the end
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
@@ -112,18 +119,35 @@ TOTALS = {
 def main(argv: list[str]) -> None:
     config, options, sources = read_sft(argv)
     if options["export"]:
-        print_unread("tools.sft", config, sources)
+        print_unread("tools.sft", SETTINGS_READ, sources, without_effect(config))
         _, tokenizer = load_model(config.model)
         count = write_demonstrations(options["export"], config, Chat(tokenizer))
         print(f"wrote {options['export']}: {count} demonstrations")
         return
     device = parallel.init_distributed(config)
-    print_unread("tools.sft", config, sources)
+    print_unread("tools.sft", SETTINGS_READ, sources, without_effect(config))
     with open_run(config) as saver:
         train(config, sources, device, saver)
     if parallel.rank() == 0:
         print(f"next, RL from this model: {rl_command(argv, config)}")
     parallel.leave_group()
+
+
+def without_effect(config: SftConfig) -> Iterator[Reason]:
+    """Yield the settings that have no effect because of other settings."""
+    player = "sft_player sft_actions sft_noise sft_clean"
+    if config.sft_file:
+        yield f"{player} sft_planners", "sft_file holds the demonstrations"
+    else:
+        yield "sft_lost sft_eval_games", "sft_file is empty"
+    if config.sft_player == "crowd":
+        yield "sft_actions sft_noise sft_clean", "the crowd's players already make errors"
+    else:
+        yield "sft_planners", f"sft_player is {config.sft_player}"
+    if config.sft_noise == 0:
+        yield "sft_clean", "sft_noise is 0"
+    if config.lora_rank and config.sft_muon_lr:
+        yield "sft_lr", "with LoRA all trained weights are matrices, which use sft_muon_lr"
 
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:

@@ -158,7 +158,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, shape: Any, source: str) -> Any:
-    """Parse a JSON text, and check its shape (support/json_shapes.py). Raises: UserError."""
+    """Parse a JSON text, and check its shape (utils/json_shapes.py). Raises: UserError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -176,7 +176,7 @@ def read_rows(path: Path, last_step: float = math.inf, shape: dict | None = None
     """The rows of a JSON-lines file up to iteration `last_step`; [] if there is no file.
 
     A last line without a line break is left out: a crash has cut it off.
-    Args: shape: the shape of each row, see support/json_shapes.py.
+    Args: shape: the shape of each row, see utils/json_shapes.py.
     Raises: UserError for a line that is no JSON object or has another shape.
     """
     if not path.is_file():

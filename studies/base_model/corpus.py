@@ -18,7 +18,7 @@ bandit arms of "jobs_test".
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
 
-from configurator import SftConfig, UserError, load_config
+from configurator import UserError, load_config
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -38,8 +38,10 @@ from support.no_effect import print_unread
 from support.terminal import run_main
 from tools.crowd import crowd_reply, draw_player
 from tools.demonstrations import recite
+from tools.sft_config import SftConfig
 from worlds.bandit import Bandit
 
+SETTINGS_READ = "seed sft_planners micro_batch_tokens max_context_tokens step_timeout_s"
 PRETRAINING = str(Path(__file__).parent / "config" / "pretraining.py")
 SEED_CORPUS = 14  # makes the random streams of this file differ from those of other files
 
@@ -216,7 +218,7 @@ def main(argv: list[str]) -> None:
     )
     if options["packs"] < 1:
         raise UserError(f"packs must be 1 or more, got {options['packs']}")
-    print_unread("studies.base_model.corpus", config, sources)
+    print_unread("studies.base_model.corpus", SETTINGS_READ, sources)
     # here, because tiny_model.py imports torch, which takes seconds
     from studies.base_model.tiny_model import build_tiny_tokenizer
 

@@ -9,9 +9,10 @@ number of processes. Every --eval_every steps, the model is probed on held-out b
 (board_probes.py) and saved.
 """
 
-from configurator import SftConfig, UserError, load_config
+from configurator import UserError, load_config
 
 from support.terminal import run_main
+from tools.sft_config import SftConfig
 
 
 def read_pretraining(argv: list[str]) -> tuple[SftConfig, dict[str, str]]:
@@ -35,13 +36,16 @@ import parallel
 from dialogue import Chat
 from model import Policy
 from rollout import Trajectory
+from studies.base_model import corpus
 from studies.base_model.board_probes import base_report
-from studies.base_model.corpus import documents
 from studies.base_model.tiny_model import build_tiny
 from support.checkpoint import Saver, export
 from support.no_effect import print_unread
 from support.run_folder import check_out_dir, save_config
-from tools.sft import check_imitation, imitate, open_run, write_row
+from tools.sft import SUPERVISED, check_imitation, imitate, open_run, write_row
+
+SETTINGS_READ = f"""{SUPERVISED} {corpus.SETTINGS_READ}
+    sft_steps sft_batch_size sft_lr sft_muon_lr"""
 
 
 def main(argv: list[str]) -> None:
@@ -49,7 +53,7 @@ def main(argv: list[str]) -> None:
     check_imitation(config)
     check_out_dir(config)
     device = parallel.init_distributed(config)
-    print_unread("studies.base_model.pretrain", config, sources)
+    print_unread("studies.base_model.pretrain", SETTINGS_READ, sources)
     with open_run(config) as saver:
         train(config, sources, device, saver)
 
@@ -78,7 +82,7 @@ def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]
     progress = step / config.sft_steps
     packs = []
     for index in range(parallel.rank(), config.sft_batch_size, parallel.world_size()):
-        pack = documents(config, chat, step, index, progress)
+        pack = corpus.documents(config, chat, step, index, progress)
         packs.append([document.trajectory for document in pack])
     return packs
 

@@ -1,6 +1,6 @@
 """Tests of corpus.py, drills.py and the scripted players of tools/crowd.py."""
 
-from configurator import Config, SftConfig
+from configurator import Config
 
 import itertools
 from collections import Counter
@@ -15,6 +15,7 @@ from studies.base_model.corpus import documents
 from studies.base_model.drills import Drill, DrillRecord
 from tools import crowd
 from tools.crowd import Player, crowd_reply
+from tools.sft_config import SftConfig
 from worlds.bandit import Bandit
 
 

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from mixtures import mixture_at
-from support.arguments import MAX_SAMPLES, check_trusted
+from support.arguments import check_trusted
 from support.preflight import check_installed
 from support.run_folder import CHECKPOINTS, load_saved
 from support.seed_groups import earlier_without_seed, without_seed
@@ -15,6 +15,7 @@ from support.settings_history import read_earlier
 from utils.files import check_writable
 from utils.model_folder import find_model
 
+MAX_DRAWS = 1000
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
     # number of continuations from the state before each turn; the same number of other
@@ -49,8 +50,8 @@ def read_credit(argv: list[str]) -> CreditJob:
         saved = load_saved(folder)
         arguments = argv[len(folders) :]
         config, options, sources = load_config(arguments, extra=CREDIT_OPTIONS, base=saved)
-        if not 4 <= options["draws"] <= MAX_SAMPLES:
-            raise UserError(f"draws must be 4 to {MAX_SAMPLES}, got {options['draws']}")
+        if not 4 <= options["draws"] <= MAX_DRAWS:
+            raise UserError(f"draws must be 4 to {MAX_DRAWS}, got {options['draws']}")
         check_trusted(folder, config, sources)
         runs[folder] = _credit_settings(config)
         checkpoints[folder] = _find_checkpoints(folder, options["checkpoints"])

@@ -48,10 +48,11 @@ from parallel import sync_weights
 from studies.credit.optimal import reply_value, state_value
 from studies.credit.play import Player, RecordedGame, play_groups
 from support.arguments import split_models
-from support.no_effect import print_unread
+from support.no_effect import GAME, REWARDS, SAMPLING, print_unread
 from support.statistics import jackknife_interval
 from tools.plotting.tables import markdown
 
+SETTINGS_READ = f"{GAME} {REWARDS} {SAMPLING} seed num_groups group_size temperature"
 HEADINGS = (
     "model",
     "games won %",
@@ -72,7 +73,7 @@ class Losses(NamedTuple):
 
 def main(argv: list[str]) -> None:
     config, sources = read_regret(argv)
-    print_unread("studies.credit.regret", config, sources)
+    print_unread("studies.credit.regret", SETTINGS_READ, sources)
     rows = []
     for name in split_models(config.model):
         games = played_by(name, config)

@@ -3,7 +3,7 @@
 python -m studies.speed.gpu_pieces update --device=cuda  # one GPU; appends to out/gpu/results.jsonl
 """
 
-from configurator import CHOICES, Config, UserError, load_config
+from configurator import Config, UserError, choices_of, load_config
 
 from studies.speed.gpu_report import DEFAULTS, MAX_PROCESS_S, PIECES, Results
 from support.terminal import run_main
@@ -158,7 +158,7 @@ def cases_of(piece: str, config: Config, device: torch.device, deadline: float) 
 
 
 def dtypes() -> list[str]:
-    return [name for name in CHOICES["dtype"] if name != "auto"]
+    return [name for name in choices_of(Config)["dtype"] if name != "auto"]
 
 
 def update_cases(device: torch.device) -> dict[str, Case]:
