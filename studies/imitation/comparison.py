@@ -26,17 +26,16 @@ import numpy as np
 from grids import Grid
 from rollout import make_episode
 from studies.experiments import (
-    QUEST_SFT,
     Command,
     Curve,
     config_path,
     curve,
     files_at,
-    quest_sft,
     read_names,
     sft_command,
     train_command,
 )
+from studies.papers.experiments import QUEST_SFT, quest_sft
 from studies.runs import base_of, describe_machine, launch
 from support.code_version import git_commit
 from support.run_folder import read_json, read_rows, write_atomically
