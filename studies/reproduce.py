@@ -11,18 +11,20 @@
     python -m studies.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
     python -m studies.reproduce echo_trap                    # SmolLM2-135M on a CPU
 
-The same command continues an interrupted run. A finished run has a JSON file in studies/rows/, and
-is repeated only with --again=True. Curves with equal settings share their runs. From the JSON files
-the script writes a table (.md), points (.csv) and a picture (.png) into the folder of the study.
-The script ignores runs of the tiny model that started from other weights than those in base/.
+The same command continues an interrupted run. A finished run has a JSON file in the folder
+rows/ of its study, and is repeated only with --again=True. Curves with equal settings share their
+runs. From the JSON files the script writes a table (.md), points (.csv) and a picture (.png) into
+the folder of the study. The script ignores runs of the tiny model that started from other weights
+than those in base/.
 """
 
 from configurator import Config, UserError
 
 from collections.abc import Sequence
 
+from studies.collapse.experiments import EXPERIMENTS as COLLAPSE
+from studies.credit.experiments import EXPERIMENTS as CREDIT
 from studies.experiments import (
-    EXPERIMENTS,
     SCALES,
     Command,
     Curve,
@@ -31,7 +33,21 @@ from studies.experiments import (
     sft_command,
     train_command,
 )
+from studies.papers.experiments import EXPERIMENTS as PAPERS
+from studies.real_model.experiments import EXPERIMENTS as REAL_MODEL
 from support.terminal import run_main
+
+STUDIES = {  # folder in studies/ -> its experiments
+    "papers": PAPERS,
+    "collapse": COLLAPSE,
+    "credit": CREDIT,
+    "real_model": REAL_MODEL,
+}
+EXPERIMENTS = {}  # name -> experiment
+STUDY_OF = {}  # name of an experiment -> folder of its study
+for study, experiments in STUDIES.items():
+    EXPERIMENTS |= experiments
+    STUDY_OF |= dict.fromkeys(experiments, study)
 
 OPTIONS = {
     "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = default of the first experiment named
@@ -91,6 +107,7 @@ from utils.files import write_atomically
 class Job:
     """A training run: one seed of a curve."""
 
+    study: str  # the folder in studies/ into which the run writes its row
     curve: Curve
     scale: str
     seed: int
@@ -130,15 +147,16 @@ def chosen_jobs(
 ) -> dict[Config, Job]:
     curves = []
     for name in names:
-        curves += EXPERIMENTS[name].curves.items()
+        for label, curve in EXPERIMENTS[name].curves.items():
+            curves.append((STUDY_OF[name], label, curve))
     jobs: dict[Config, Job] = {}
     for seed in seeds:
-        for label, curve in curves:
+        for study, label, curve in curves:
             if only in label:
-                job = Job(curve, scale, seed)
+                job = Job(study, curve, scale, seed)
                 jobs[job.settings()] = job
     if not jobs:
-        labels = ", ".join(label for label, _ in curves)
+        labels = ", ".join(label for _, label, _ in curves)
         raise UserError(f"--only={only} matches none of {labels}")
     return jobs
 
@@ -163,7 +181,7 @@ def run_all(jobs: Sequence[Job], num_parallel: int) -> list[str]:
 
 
 def run_job(job: Job) -> str:
-    return runs.run(job.curve, job.scale, job.seed)
+    return runs.run(job.curve, job.scale, job.seed, job.study)
 
 
 def sft_stages(jobs: Sequence[Job]) -> list[Command]:
@@ -210,27 +228,15 @@ def show(name: str, scale: str) -> str:
 
     Returns: the table."""
     experiment = EXPERIMENTS[name]
-    found = rows_of(experiment.curves, scale)
+    found = runs.rows_of(experiment.curves, scale)
     suffix = "" if scale == experiment.scales[0] else f"_{scale}"
     title = f"{name}, {scale}: {experiment.title}"
-    picture = Path("studies") / f"{experiment.files or f'papers/{name}'}{suffix}.png"
+    picture = Path("studies", STUDY_OF[name], f"{experiment.files or name}{suffix}.png")
     plots.plot(picture, title, experiment.metrics, found)
     tables.write_points(picture.with_suffix(".csv"), found)
     text = f"# {title}\n\n{tables.table(found, plots.CAPTION)}"
     write_atomically(picture.with_suffix(".md"), text)
     return text
-
-
-def rows_of(curves: dict[str, Curve], scale: str) -> dict[str, list[dict]]:
-    """Return label of a curve -> rows (records) of its finished runs, ordered by seed."""
-    rows = runs.finished_rows()
-    found = {}
-    for label, curve in curves.items():
-        method = without_seed(settings_of(curve, scale, seed=0))
-        configs = [config for config in rows if without_seed(config) == method]
-        configs.sort(key=lambda config: config.seed)
-        found[label] = [rows[config] for config in configs]
-    return found
 
 
 if __name__ == "__main__":

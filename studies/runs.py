@@ -1,6 +1,7 @@
 """Train one seed of a `Curve` (studies/experiments.py) and keep its results as a row.
 
-A row is one JSON file in studies/rows/: the settings, commit, machine, costs and metrics of a run.
+A row is one JSON file in studies/STUDY/rows/: the settings, commit, machine, costs and metrics of a
+run.
 """
 
 from configurator import Config
@@ -21,15 +22,18 @@ from studies.experiments import (
     TRAINING,
     Command,
     Curve,
+    settings_of,
     sft_command,
     train_command,
 )
 from support.collapse_signs import new_warnings
 from support.run_folder import FORMER_SETTINGS, load_saved, with_present_names
+from support.seed_groups import without_seed
 from utils.files import append_to, read_json, read_rows, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = Path("studies/rows")
+STUDIES = Path("studies")
+OTHER_ROWS = STUDIES / "imitation" / "rows"  # has files of another format
 # Settings that change only what a run records. Rows that differ only in these settings count as
 # one run.
 ONLY_WRITING = ("sample_every", *FORMER_SETTINGS)
@@ -38,7 +42,7 @@ SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 
 
 def finished_rows() -> dict[Config, dict]:
-    """Return settings -> row, for the rows in studies/rows/.
+    """Return settings -> row, for the files in studies/*/rows/ except those in OTHER_ROWS.
 
     A row's values of the settings in ONLY_WRITING are ignored. Settings without a value get their
     defaults. Rows with unknown settings are left out. A row of the tiny model is left out if its
@@ -46,7 +50,9 @@ def finished_rows() -> dict[Config, dict]:
     """
     found = {}
     known = {field.name for field in fields(Config)}
-    for path in sorted(ROWS.glob("*.json")):
+    for path in sorted(STUDIES.glob("*/rows/*.json")):
+        if path.parent == OTHER_ROWS:
+            continue
         row = read_json(path, {"command": str, "settings": {}})
         same_base = row.get("base") == base_of(row["command"].split())
         settings = {**with_present_names(row["settings"]), "out_dir": ""}
@@ -54,6 +60,18 @@ def finished_rows() -> dict[Config, dict]:
             settings.pop(key, None)
         if same_base and settings.keys() <= known:
             found[Config(**settings)] = row
+    return found
+
+
+def rows_of(curves: dict[str, Curve], scale: str) -> dict[str, list[dict]]:
+    """Return label of a curve -> rows (records) of its finished runs, ordered by seed."""
+    rows = finished_rows()
+    found = {}
+    for label, curve in curves.items():
+        method = without_seed(settings_of(curve, scale, seed=0))
+        configs = [config for config in rows if without_seed(config) == method]
+        configs.sort(key=lambda config: config.seed)
+        found[label] = [rows[config] for config in configs]
     return found
 
 
@@ -65,9 +83,9 @@ def base_of(arguments: Sequence[str]) -> str:
     return hashlib.sha256(weights).hexdigest()[:12]
 
 
-def run(curve: Curve, scale: str, seed: int) -> str:
-    """Train one seed of a curve and write its row (JSON file). Returns: the failure in words; ''
-    after success."""
+def run(curve: Curve, scale: str, seed: int, study: str) -> str:
+    """Train one seed of a curve and write its row into studies/STUDY/rows/. Returns: the failure in
+    words; '' after success."""
     command = train_command(curve, scale, seed)
     config = command.config()
     out_dir = command.out_dir
@@ -77,7 +95,7 @@ def run(curve: Curve, scale: str, seed: int) -> str:
     if load_saved(out_dir, type(config)) != config:
         return f"{out_dir} holds a run with other settings; remove it"
     row = make_row(command, config, sft_command(curve, scale, seed))
-    path = ROWS / f"{out_dir.name}.json"
+    path = STUDIES / study / "rows" / f"{out_dir.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(row) + "\n")
     print(f"{path}: written", flush=True)

@@ -15,7 +15,7 @@ import pytest
 import support.run
 import train
 from envs import make_env
-from studies import experiments, plots, reproduce, runs, tables
+from studies import plots, reproduce, runs, tables
 from studies.experiments import Curve, Experiment, curve, settings_of, sft_command, train_command
 from support.run_folder import save_config
 from support.seed_groups import without_seed
@@ -34,18 +34,16 @@ SUCCESSES = {
 }
 COSTS = {"demonstrations": 0, "rollouts": 256}
 FLAT = [0.5, None]  # values of a metric in two iterations; None: not measured
-QUESTS = ("quest", "turns", "density", "split")
-PAPER_SCALES = ("tiny", "full")
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """Go to a new folder that has config/ and, in studies/, only empty folders. Returns: the path
-    of studies/."""
+    """Go to a new folder that has config/ and, in studies/, folders of studies without files.
+    Returns: the path of studies/."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
-    for folder in ("rows", "papers", "credit", "collapse"):
-        (tmp_path / "studies" / folder).mkdir(parents=True)
+    for study in ("papers", "credit", "collapse"):
+        (tmp_path / "studies" / study / "rows").mkdir(parents=True)
     return tmp_path / "studies"
 
 
@@ -69,7 +67,7 @@ def write_row(results, name, trained, seed=0, successes=SUCCESSES, **changes):
         "costs": COSTS,
         "successes": {settings["env"]: successes},
     }
-    path = results / "rows" / f"{name}_s{seed}.json"
+    path = results / "papers/rows" / f"{name}_s{seed}.json"
     path.write_text(json.dumps(row | changes))
 
 
@@ -149,85 +147,6 @@ def check_start(config, sft_stage, scale):
         assert config.model == ("tiny" if scale == "tiny" else Config.model)
 
 
-def differences(one, other, scale="tiny"):
-    """Return the settings in which two curves differ. A curve is given as (experiment, label)."""
-    a = asdict(settings_of(curve_of(*one), scale, 0))
-    b = asdict(settings_of(curve_of(*other), scale, 0))
-    return {key for key in a if a[key] != b[key]}
-
-
-@pytest.mark.parametrize("scale", PAPER_SCALES)
-@pytest.mark.parametrize("env", experiments.ENVS)
-def test_starpo_and_starpo_s_differ_in_three_settings(env, scale):
-    three = {"filter_keep", "clip_high", "kl_coef"}
-    for algorithm in ("PPO", "GRPO"):
-        starpo = ("fig9", f"{env} {algorithm} StarPO")
-        starpo_s = ("fig9", f"{env} {algorithm} StarPO-S")
-        assert differences(starpo, starpo_s, scale) == three
-        assert differences(("fig5", f"{env} {algorithm} StarPO"), starpo, scale) == set()
-    for name in ("StarPO", "StarPO-S"):
-        ppo = ("fig9", f"{env} PPO {name}")
-        grpo = ("fig9", f"{env} GRPO {name}")
-        assert differences(ppo, grpo, scale) == {"estimator"}
-
-
-@pytest.mark.parametrize(
-    "name, a, b, fields",
-    [
-        ("fig7", "keep 25%", "keep 100%", {"filter_keep"}),
-        ("fig8", "StarPO-S", "with KL", {"kl_coef"}),
-        ("fig8", "StarPO-S", "symmetric clip", {"clip_high"}),
-        ("fig8", "StarPO-S", "no filter", {"filter_keep"}),
-        ("fig10", "online-1", "online-5", {"num_epochs", "num_iterations", "eval_every"}),
-        ("fig11", "StarPO-S", "StarPO-S + think_reward", {"think_reward"}),
-        ("trap", "StarPO", "StarPO on all text", {"mask_observations"}),
-        ("table2", "N=16", "N=2", {"num_groups", "group_size"}),
-        ("table2", "N=16", "N=1", {"num_groups", "group_size", "filter_keep", "batch_size"}),
-        ("table3", "k=2", "k=7", {"actions_per_turn", "actions_per_traj"}),
-        ("table4", "think", "no-think", {"think"}),
-        ("quest", "w2-o3-q4", "w4-o6-q8", {"env"}),
-        ("turns", "6 turns", "16 turns", {"max_turns", "actions_per_traj"}),
-        ("density", "sparse", "dense", {"reward_density"}),
-        ("split", "80% SFT", "100% SFT", {"num_iterations", "model"}),
-    ],
-)
-def test_curves_differ_in_what_they_name(name, a, b, fields):
-    start = "quest PPO" if name in QUESTS else "sokoban PPO"
-    assert differences((name, f"{start} {a}"), (name, f"{start} {b}")) == fields
-
-
-def test_estimators_and_rewards_differ_in_what_they_name():
-    ppo = ("density", "quest PPO sparse")
-    grpo = ("density", "quest GRPO sparse")
-    grpo_by_turn = ("density", "quest GRPO by turn sparse")
-    rloo_by_turn = ("density", "quest RLOO by turn sparse")
-    assert differences(ppo, grpo) == {"estimator"}
-    assert differences(grpo, grpo_by_turn) == {"turn_level"}
-    assert differences(rloo_by_turn, grpo_by_turn) == {"estimator"}
-    assert differences(("ratio", "repair GRPO binary"), ("ratio", "repair GRPO ratio")) == {"env"}
-
-
-@pytest.mark.parametrize("scale", PAPER_SCALES)
-def test_replies_to_repair_fit(scale):
-    """The limit max_response_tokens = 32 in tiny_text.py is too low for Repair: demonstrated
-    replies have up to 36 tokens with the tiny tokenizer, and more with Qwen's."""
-    config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
-    assert config.max_response_tokens == 400
-
-
-@pytest.mark.parametrize("label", reproduce.EXPERIMENTS["split"].curves)
-def test_every_split_costs_the_budget(label):
-    trained = curve_of("split", label)
-    config = settings_of(trained, "tiny", 0)
-    stage = sft_command(trained, "tiny", 0)
-    demonstrations = stage.config().sft_demos if stage else 0
-    rollouts = config.num_iterations * config.num_groups * config.group_size
-    assert config.num_groups * config.group_size == 64
-    assert 10 * demonstrations + rollouts == pytest.approx(experiments.BUDGET, rel=0.02)
-    share = 10 * demonstrations / experiments.BUDGET
-    assert share == pytest.approx(float(label.split()[2].rstrip("%")) / 100, abs=0.02)
-
-
 def test_an_sft_stage_is_shared_and_has_a_folder_of_its_own():
     sparse = curve_of("density", "quest PPO sparse")
     dense = curve_of("density", "quest PPO dense")
@@ -247,18 +166,6 @@ def test_the_last_override_wins_and_defaults_are_left_out():
     assert curve("bandit_ppo", sft=stage, max_turns=4).combined() == Curve(
         ("quest_ppo", "bandit_ppo"), {"sft_steps": 5, "max_turns": 4}
     )
-
-
-def test_batches_of_table_2_are_constant_and_budgets_of_fig10_equal():
-    for label, trained in reproduce.EXPERIMENTS["table2"].curves.items():
-        config = settings_of(trained, "tiny", 0)
-        assert config.num_groups * config.group_size == 128
-        kept = int(config.filter_keep * config.num_groups) * config.group_size
-        assert kept == config.batch_size, label  # one optimizer step an iteration
-    for trained in reproduce.EXPERIMENTS["fig10"].curves.values():
-        config = settings_of(trained, "tiny", 0)
-        assert config.num_iterations * config.num_epochs == 200
-        assert config.eval_every >= 1
 
 
 # ---------- tables and points
@@ -308,7 +215,7 @@ def test_table_by_hand(results):
         first_warning=[2, "low"],
     )
     curves = {"frozenlake_ppo": trained, "frozenlake_grpo": curve("frozenlake_grpo")}
-    found = reproduce.rows_of(curves, "tiny")
+    found = runs.rows_of(curves, "tiny")
     head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
@@ -386,17 +293,30 @@ def test_the_first_warning_is_that_of_the_shortest_history(monkeypatch):
     assert runs.first_warning(steps[:2]) is None
 
 
-def test_every_row_of_this_repository_belongs_to_an_experiment():
+@pytest.mark.parametrize("study", dict(reproduce.STUDIES))
+def test_every_row_belongs_to_an_experiment_of_its_study(study, results):
     wanted = set()
     for name, experiment in reproduce.EXPERIMENTS.items():
-        scale = reproduce.choose_scale([name], "")
-        wanted |= {without_seed(settings_of(one, scale, 0)) for one in experiment.curves.values()}
+        if reproduce.STUDY_OF[name] == study:
+            scale = reproduce.choose_scale([name], "")
+            for trained in experiment.curves.values():
+                wanted.add(without_seed(settings_of(trained, scale, 0)))
+    folder = ROOT / "studies" / study / "rows"
+    (results / "other").mkdir()
+    (results / "other/rows").symlink_to(folder)
     rows = runs.finished_rows()
     strangers = [
         row["command"] for config, row in rows.items() if without_seed(config) not in wanted
     ]
     assert strangers == []
-    assert len(rows) == len(list((ROOT / "studies/rows").glob("*.json")))
+    assert len(rows) == len(list(folder.glob("*.json"))) > 0
+
+
+def test_rows_of_imitation_are_not_read(results):
+    folder = results / "imitation/rows"
+    folder.mkdir(parents=True)
+    (folder / "frozenlake-PPO_s0.json").write_text('{"wins": [1, 0]}')
+    assert runs.finished_rows() == {}
 
 
 def test_a_finished_row_is_not_run_again(results, monkeypatch, capsys):
@@ -441,11 +361,11 @@ def test_a_folder_of_another_base_or_other_settings_makes_no_row(results, monkey
     assert runs.launch(command) == ""
     save_config(replace(command.config(), num_iterations=199), {}, out_dir)
     expected = f"{out_dir} holds a run with other settings; remove it"
-    assert runs.run(trained, "tiny", 0) == expected
+    assert runs.run(trained, "tiny", 0, "papers") == expected
     monkeypatch.setattr(runs, "base_of", lambda _: "another")
     expected = f"{out_dir} may have started from other weights than those in base/; remove it"
-    assert runs.run(trained, "tiny", 0) == expected
-    assert len(launched) == 2 and not list((results / "rows").iterdir())
+    assert runs.run(trained, "tiny", 0, "papers") == expected
+    assert len(launched) == 2 and not list(results.glob("*/rows/*"))
 
 
 def test_no_run_starts_from_a_refused_sft_stage(results, monkeypatch):
@@ -469,7 +389,7 @@ def test_what_experiments_share_is_run_once(results, monkeypatch):
         reproduce.main(["fig5", "fig6", "fig9", "--only=sokoban PPO", "--seeds=0", "--jobs=1"])
     expected = train_command(curve("sokoban_ppo", "starpo_vanilla"), "tiny", 0)
     assert launched == [[*expected.script, *expected.arguments]]
-    assert not list((results / "rows").glob("*vanilla*"))  # a failed run leaves no row
+    assert not list(results.glob("*/rows/*vanilla*"))  # a failed run leaves no row
 
 
 # ---------- commands and estimates
@@ -607,7 +527,7 @@ def test_two_iterations_of_one_entry_per_experiment(results, monkeypatch):
     monkeypatch.setattr(plots, "plot", lambda *_: None)
     reproduce.main([*experiments, "--seeds=0", "--jobs=1"])
     rows = runs.finished_rows()
-    assert len(rows) == len(list((results / "rows").iterdir()))
+    assert len(rows) == len(list(results.glob("*/rows/*")))
     for config, row in rows.items():
         assert row["iterations"] == 2 and "2" in row["curve"], config
         assert all(len(row["series"][key]) == 2 for key in runs.SERIES)
@@ -615,8 +535,11 @@ def test_two_iterations_of_one_entry_per_experiment(results, monkeypatch):
         assert row["costs"]["demonstrations"] == demonstrations
         assert row["costs"]["rollouts"] == 2 * config.num_groups * config.group_size
     for name, experiment in experiments.items():
-        for label in experiment.curves:
-            file = experiment.files or f"papers/{name}"
+        study = reproduce.STUDY_OF[name]
+        for label, trained in experiment.curves.items():
+            out_dir = train_command(trained, "tiny", 0).out_dir
+            assert (results / study / f"rows/{out_dir.name}.json").is_file()
+            file = f"{study}/{experiment.files or name}"
             assert f"| {label} " in (results / f"{file}.md").read_text()
             assert f"{label},0,1,reward," in (results / f"{file}.csv").read_text()
 
@@ -625,7 +548,7 @@ def test_what_a_run_writes_does_not_identify_it(results):
     """`num_samples` is a former setting, which chose what to record."""
     trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
-    (path,) = (results / "rows").iterdir()
+    (path,) = results.glob("*/rows/*")
     row = json.loads(path.read_text())
     row["settings"]["num_samples"] = 3
     path.write_text(json.dumps(row))

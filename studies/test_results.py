@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from studies import reproduce, tables
+from studies import reproduce, runs, tables
 from studies.experiments import sft_command, train_command
 from studies.imitation import comparison
 from support.run_folder import with_present_names
@@ -19,10 +19,10 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(STUDIES.glob("**/*.md")),
 ]
-FILES = {
-    name: experiment.files or f"papers/{name}" for name, experiment in reproduce.EXPERIMENTS.items()
-}
-EXPERIMENTS = [name for name in FILES if (STUDIES / f"{FILES[name]}.md").is_file()]
+FILES = {}  # name of an experiment -> its table
+for name, experiment in reproduce.EXPERIMENTS.items():
+    FILES[name] = STUDIES / reproduce.STUDY_OF[name] / f"{experiment.files or name}.md"
+EXPERIMENTS = [name for name in FILES if FILES[name].is_file()]
 
 NUMBER = r"-?\d+\.?\d*"
 INTERVAL = rf"({NUMBER})(?: %)?(?:\*\*)? \[({NUMBER}),\s+({NUMBER})\]"
@@ -56,8 +56,8 @@ def test_no_interval_excludes_its_own_seeds(path):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_tables_are_those_of_the_runs(name):
-    found = reproduce.rows_of(reproduce.EXPERIMENTS[name].curves, "tiny")
-    text = (STUDIES / f"{FILES[name]}.md").read_text()
+    found = runs.rows_of(reproduce.EXPERIMENTS[name].curves, "tiny")
+    text = FILES[name].read_text()
     assert tables.table(found, "").split("\n\n")[0] in text
     for label, rows in found.items():
         if rows:

@@ -19,9 +19,9 @@ def git(folder, *args):
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     folder = tmp_path / "tree"
-    (folder / "studies/rows").mkdir(parents=True)
+    (folder / "studies/lake/rows").mkdir(parents=True)
     (folder / "train.py").write_text("one = 1\ntwo = 2\n")
-    (folder / "studies/rows/old.json").write_text("one")
+    (folder / "studies/lake/rows/old.json").write_text("one")
     (folder / "studies/page.md").write_text("one")
     (folder / ".gitignore").write_text("out/\n")
     git(folder, "init", "-q")
@@ -47,7 +47,7 @@ def test_doctests():
 def test_git_commit_and_dirty(tree, tmp_path, monkeypatch):
     commit = git(tree, "rev-parse", "HEAD")
     assert code_version.git_commit() == commit
-    (tree / "studies/rows/old.json").write_text("two")  # stored results are not code
+    (tree / "studies/lake/rows/old.json").write_text("two")  # stored results are not code
     (tree / "studies/page.md").write_text("two")  # pages are not code
     assert code_version.git_commit() == commit
     assert code_version.code_diff() == ""

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,15 @@ def add_overlay(tree):
 
 
 def add_experiment(tree):
-    lines = code_in("studies/README.md", '"rates": Experiment(').splitlines()
-    code = "".join(f"{line[3:]}\n" for line in lines)
-    start = "\nEXPERIMENTS = {\n"
-    replace_in(tree / "studies/experiments.py", start, start + code)
+    code = code_in("studies/README.md", '"""Two learning rates')
+    folder = tree / "studies/rates"
+    folder.mkdir()
+    (folder / "experiments.py").write_text(textwrap.dedent(code))
+    importing, entry = code_in("studies/README.md", "from studies.rates").splitlines()
+    following = "from studies.real_model.experiments import"
+    replace_in(tree / "studies/reproduce.py", following, f"{importing.strip()}\n{following}")
+    start = "STUDIES = (\n"
+    replace_in(tree / "studies/reproduce.py", start, f"{start}    {entry.strip()}\n")
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +109,15 @@ def test_the_edits_are_known_to_the_commands(tree):
         "    print(config.estimator, config.clip_high)\n"
         "from envs import make_env\n"
         "print(make_env('examples/gates.py:Gates').reset(0))\n"
-        "from studies.experiments import EXPERIMENTS\n"
-        "print(len(EXPERIMENTS['rates'].curves))\n"
+        "from studies.reproduce import EXPERIMENTS, STUDY_OF\n"
+        "print(STUDY_OF['rates'], len(EXPERIMENTS['rates'].curves))\n"
     )
     lines = in_tree(tree, sys.executable, "-c", code).splitlines()
     assert lines == [
         "maxrl 0.3",
         "running_mean 0.3",
         "The prize is behind one of door 1 to 8.",
-        "2",
+        "rates 2",
     ]
 
 

@@ -25,8 +25,8 @@ from statistics import median
 import numpy as np
 
 from studies import tables
-from studies.experiments import EXPERIMENTS
-from studies.reproduce import rows_of
+from studies.collapse.experiments import EXPERIMENTS
+from studies.runs import rows_of
 from studies.signs import (
     FIRST,
     Sign,

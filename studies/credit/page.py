@@ -28,9 +28,9 @@ import numpy as np
 
 from studies import tables
 from studies.credit.accuracy import rank_correlation
+from studies.credit.experiments import EXPERIMENTS
 from studies.credit.report import REFERENCE, cell
-from studies.experiments import EXPERIMENTS
-from studies.reproduce import rows_of
+from studies.runs import rows_of
 from support.statistics import mean_over_seeds, rate_in_percent, seed_interval
 from tools.plotting.tables import markdown
 from utils.files import read_json, write_atomically

@@ -26,17 +26,16 @@ import numpy as np
 from grids import Grid
 from rollout import make_episode
 from studies.experiments import (
-    QUEST_SFT,
     Command,
     Curve,
     config_path,
     curve,
     files_at,
-    quest_sft,
     read_names,
     sft_command,
     train_command,
 )
+from studies.papers.experiments import QUEST_SFT, quest_sft
 from studies.runs import base_of, describe_machine, launch
 from support.statistics import difference_text, rate_text
 from support.terminal import run_main

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from studies import tables
-from studies.experiments import EXPERIMENTS
 from studies.real_model import guess
 from studies.real_model.curves import draw_traps, draw_two_rates, metrics_of
-from studies.reproduce import rows_of
+from studies.real_model.experiments import EXPERIMENTS
+from studies.runs import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.statistics import difference_text, rate_text
 from tools.plotting.tables import markdown

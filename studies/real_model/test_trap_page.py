@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from studies.experiments import EXPERIMENTS, settings_of
+from studies.experiments import settings_of
 from studies.real_model import echo_trap, guess, page, replies
+from studies.real_model.experiments import EXPERIMENTS
 from support.arguments import read_train
 from support.statistics import t_quantile
 from tools.sft import read_sft
