@@ -1,7 +1,7 @@
 """The experiments of two papers: arXiv 2504.20073 (RAGEN) and arXiv 2510.01132 (the Guide).
 
-RAGEN and GUIDE map names to the experiments of each paper. `python -m studies.reproduce` takes these
-names.
+RAGEN and GUIDE map names to the experiments of each paper, for the command
+`python -m studies.reproduce`.
 """
 
 from studies.experiments import (
