@@ -44,7 +44,7 @@ help:
 	@echo "make collapse     which methods survive a large learning rate? (3 CPU-hours)"
 	@echo "make gpu          measure on a GPU what studies/speed/README.md says about GPUs (15 minutes)"
 	@echo "                  the same with tiny models on a CPU: make gpu GPU=cpu"
-	@echo "make check        lint and run the fast tests, without vLLM"
+	@echo "make check        lint and run the fast tests in tests/core and tests/repository, without vLLM"
 	@echo "make test         lint and run all tests; installs vLLM"
 	@echo "                  both use two processes; with more cores: make test WORKERS=8"
 	@echo "make check-torch211  the fast tests and small measurements with torch 2.11, the oldest that works"

@@ -35,6 +35,7 @@ from rollout import Trajectory, Turn, collect, following_prompt
 from support.model_folder import check_architecture
 
 NAMES = list(FAMILIES)
+FIRST_IS_FAST = [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
 each_family = pytest.mark.parametrize("name", NAMES)
 QWEN3 = [name for name in NAMES if name.startswith("qwen3")]
 RUN = dict(
@@ -562,7 +563,7 @@ def logprobs_of_folder(folder, played):
         return plain_scores(plain(folder), played)[0]
 
 
-@each_family
+@pytest.mark.parametrize("name", FIRST_IS_FAST)
 def test_two_iterations_an_evaluation_and_an_export(folders, name, tmp_path):
     rows = run(tmp_path / "out", folders[name], **RUN)
     assert [row["step"] for row in rows] == [1, 2]

@@ -269,8 +269,8 @@ def test_readme_is_short():
 
 
 def test_every_setting_is_read():
-    paths = [path for path in ROOT.glob("**/*.py") if path.name != "configurator.py"]
-    own = [path for path in paths if not {".venv", "out", "tests"} & set(path.parts)]
+    paths = [*ROOT.glob("*.py"), *ROOT.glob("[!.]*/**/*.py")]
+    own = [path for path in paths if not {"configurator.py", "out", "tests"} & set(path.parts)]
     code = "".join(path.read_text(encoding="utf-8") for path in own)
     for name, method in inspect.getmembers(SftConfig, inspect.isfunction):
         if not name.startswith("_"):
