@@ -44,7 +44,7 @@ help:
 	@echo "make collapse     which methods survive a large learning rate? (3 CPU-hours)"
 	@echo "make gpu          measure on a GPU what studies/speed/README.md says about GPUs (15 minutes)"
 	@echo "                  the same with tiny models on a CPU: make gpu GPU=cpu"
-	@echo "make check        lint and run the fast tests, without vLLM"
+	@echo "make check        lint and run the fast tests in tests/core and tests/repository, without vLLM"
 	@echo "make test         lint and run all tests; installs vLLM"
 	@echo "                  both use two processes; with more cores: make test WORKERS=8"
 	@echo "make check-torch211  the fast tests and small measurements with torch 2.11, the oldest that works"
@@ -114,7 +114,7 @@ vllm: $(INSTALLED) $(INSTALLED_VLLM)
 check: $(INSTALLED) $(INSTALLED_DEV)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	$(PYTEST) -m "not slow and not real_model" tests
+	$(PYTEST) -m "not slow and not real_model" tests/core tests/repository
 
 test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/ruff check
@@ -126,17 +126,18 @@ check-torch211: $(INSTALLED_TORCH211)
 	$(TORCH211) -m studies.speed.gpu_report --device=cpu --out_dir=out/gpu_torch211
 
 test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
-	.venv/bin/python -m pytest -q tests/test_textworld.py tests/test_alfworld.py tests/test_sandbox.py
+	.venv/bin/python -m pytest -q tests/worlds/test_textworld.py \
+		tests/worlds/test_alfworld.py tests/worlds/test_sandbox.py
 
 test-hubs: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_HUBS)
-	.venv/bin/python -m pytest -q tests/test_hubs.py
+	.venv/bin/python -m pytest -q tests/worlds/test_hubs.py
 	.venv/bin/python eval.py config/frozenlake_grpo.py config/envs/hubs.py --player=random
 
 test-smollm2: smollm2 $(INSTALLED_DEV)
-	.venv/bin/python -m pytest -q -m real_model tests/test_real_model.py
+	.venv/bin/python -m pytest -q -m real_model tests/core/test_real_model.py
 
 soak: $(INSTALLED) $(INSTALLED_DEV)
-	OMP_NUM_THREADS=1 TQDM_DISABLE=1 .venv/bin/python tests/soak.py 100 500
+	OMP_NUM_THREADS=1 TQDM_DISABLE=1 .venv/bin/python tests/helpers/soak.py 100 500
 
 clean:
 	rm -rf .venv .pytest_cache .hypothesis .ruff_cache

@@ -31,7 +31,6 @@ from matplotlib.lines import Line2D
 
 from studies.diagram import draw_algorithm
 from studies.imitation.comparison import BASE, PLAYERS, rates_of
-from studies.photograph import open_browser, photograph
 from support.statistics import rate_interval
 from tools.plotting.style import (
     COLORS,
@@ -45,6 +44,7 @@ from tools.plotting.style import (
 from tools.view import write_page
 from tools.viewer.data import load_runs
 from tools.viewer.gif import draw_gif
+from tools.viewer.photograph import open_browser, photograph
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

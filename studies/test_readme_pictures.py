@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from test_view import LAKE, record, to_lines, turn_record
+from view_rows import LAKE, record, to_lines, turn_record
 
 from studies import diagram, readme_pictures
 from studies.imitation import comparison

@@ -8,8 +8,8 @@ half-width. The half-width for the choice of seeds uses quantiles of Student's t
 sum of the squares (the method MOVER of Zou and Donner, https://doi.org/10.1002/sim.3095).
 `seed_interval` leaves out the error from the choice of instances.
 
-tests/test_statistics.py simulates how often `rate_interval` and `difference_interval` contain the
-true value.
+tests/support/test_statistics.py simulates how often `rate_interval` and `difference_interval`
+contain the true value.
 """
 
 import math

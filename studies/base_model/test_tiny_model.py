@@ -2,6 +2,9 @@
 
 from configurator import Config
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -11,6 +14,7 @@ import envs
 from dialogue import IM_END, IM_START, Chat
 from model import load_model
 from studies.base_model import tiny_model
+from utils.model_folder import BASE
 from worlds.bandit import Bandit
 
 
@@ -52,7 +56,17 @@ def token_texts(tokenizer, text):
     return [tokenizer.decode([token]) for token in ids]
 
 
-def test_tiny_model_is_tiny_and_seeded(small_tokenizer):
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_model.build_tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer):
+    return Chat(tokenizer)
+
+
+def test_tiny_model_is_tiny_and_seeded():
     first, same, other = (tiny_model.build_tiny(seed, "3x96")[0] for seed in (0, 0, 1))
     assert 100_000 < sum(p.numel() for p in first.parameters()) < 1_000_000
     assert first.config.num_hidden_layers == 3
@@ -62,7 +76,7 @@ def test_tiny_model_is_tiny_and_seeded(small_tokenizer):
 
 
 @pytest.mark.parametrize("shape", ["3", "x96", "0x96", "3x48", "3x-32", "threex96", "3x0"])
-def test_other_shapes_are_refused(small_tokenizer, shape):
+def test_other_shapes_are_refused(shape):
     message = "the tiny model must be layers x width, .* such as 4x128, at most 100x8192; got"
     with pytest.raises(ValueError, match=message):
         tiny_model.build_tiny(0, shape)
@@ -82,6 +96,17 @@ def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, lo
     for text in texts:
         assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"], text
         assert Chat(loaded).encode(text) == Chat(tokenizer).encode(text), text
+
+
+def test_shipped_tokenizer_is_built_again(tokenizer):
+    """A new environment must not change the tokenizer, because the model in base/ was trained with
+    this tokenizer."""
+    base = json.loads(Path(BASE, "tokenizer.json").read_text(encoding="utf-8"))
+    built = json.loads(tokenizer.backend_tokenizer.to_str())
+    assert len(base["model"]["merges"]) > 100
+    assert built["model"]["vocab"] == base["model"]["vocab"]
+    assert built["model"]["merges"] == base["model"]["merges"]
+    assert built["added_tokens"] == base["added_tokens"]
 
 
 def test_every_cell_of_a_grid_is_one_token(tokenizer):

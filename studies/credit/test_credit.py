@@ -17,6 +17,7 @@ from dialogue import format_response
 from engines.sample import Sample
 from rollout import Reply, make_episode
 from studies.credit import accuracy, regret
+from studies.credit import measure as credit_measure
 from studies.credit import report as credit_report
 from studies.credit.accuracy import (
     Truth,
@@ -25,7 +26,7 @@ from studies.credit.accuracy import (
     variance_shares,
     within_games,
 )
-from studies.credit.arguments import read_credit
+from studies.credit.arguments import CREDIT_OPTIONS, read_credit
 from studies.credit.optimal import (
     lake_values,
     optimal_advantages,
@@ -538,3 +539,16 @@ def test_other_environments_are_refused(tmp_path):
         ValueError, match="known only for one frozenlake or one sokoban, got env='ban"
     ):
         read_credit([str(tmp_path / "run"), "--checkpoints=start"])
+
+
+@pytest.mark.parametrize("key", ["env", "eval_env"])
+def test_a_run_folder_names_no_program(key, tmp_path):
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+    save_config(small_config(**{key: f"{tmp_path}/evil.py:X"}), {}, tmp_path / "run")
+    with pytest.raises(ValueError, match="which can run programs or read files"):
+        read_credit([str(tmp_path / "run"), "--checkpoints=start"])
+
+
+def test_the_help_begins_with_the_own_options():
+    for option in CREDIT_OPTIONS:
+        assert f"--{option}" in credit_measure.__doc__, option

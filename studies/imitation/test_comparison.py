@@ -181,3 +181,9 @@ def test_games_are_counted_by_prompt(monkeypatch, tmp_path):
 def test_names_of_worlds_are_checked():
     with pytest.raises(ValueError, match="give names among frozenlake, .*; got nothing"):
         comparison.main([])
+
+
+def test_the_settings_of_a_comparison_are_fixed():
+    message = "the settings of the runs are fixed here; the options are"
+    with pytest.raises(ValueError, match=message):
+        comparison.main(["frozenlake", "--learning_rate=1.0"])

@@ -1,5 +1,7 @@
 """Tests of random_model.py, and of training with the widths and vocabulary of Qwen2.5-0.5B."""
 
+from configurator import UserError
+
 import json
 import math
 import subprocess
@@ -58,6 +60,18 @@ def test_the_folder_can_be_trained(tmp_path):
 def test_messages(arguments, given):
     with pytest.raises(ValueError, match=f"give one folder, and --layers=N .*; got {given}$"):
         random_model.main(arguments)
+
+
+def test_a_random_model_is_written_over_nothing(tmp_path):
+    (tmp_path / "config.json").write_text("the settings of a run")
+    with pytest.raises(UserError, match="is not empty; give a new folder"):
+        random_model.read_random_model([str(tmp_path)])
+    with pytest.raises(UserError, match="config.json is a file; give a new folder"):
+        random_model.read_random_model([str(tmp_path / "config.json")])
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new"):
+        given = str(tmp_path / name)
+        assert random_model.read_random_model([given]) == (given, None)
 
 
 @pytest.mark.slow
