@@ -14,7 +14,7 @@ from RAGEN:
   would not be enough, because two seeds can draw the same small board.
 """
 
-from configurator import UserError, check_type, describe_error, parse_text, printable
+from configurator import UserError, check_type, parse_text
 
 import difflib
 import importlib
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from utils.quotes import split_unquoted, unquote
+from utils.text import describe_error, printable
 from utils.time_limit import EnvError, Item, limit_items
 
 # train: every seed draws an instance; eval: 256 fixed instances, for reported results;

@@ -11,7 +11,7 @@ rollouts for players that answer in text: reference players, demonstrations, API
 
 from __future__ import annotations
 
-from configurator import Config, UserError, printable
+from configurator import Config, UserError
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from dialogue import Chat, Episode, TurnOutcome, TurnRecord, cut_fault
 from envs import as_user_error, check_uses, make_env, reserved_keys
 from mixtures import env_specs
+from utils.text import printable
 from utils.threads import call_all, start_thread
 from utils.time_limit import EnvError, call_with_timeout
 

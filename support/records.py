@@ -6,7 +6,7 @@ that share its options write the file named by --jsonl.
 
 from __future__ import annotations
 
-from configurator import UserError, printable
+from configurator import UserError
 
 import json
 import math
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dialogue import cut_fault
 from rollout import Trajectory, Turn
 from utils.files import append_to, parse_json, read_text, replace_file
+from utils.text import printable
 
 if TYPE_CHECKING:  # torch is slow to import
     from torch import Tensor

@@ -1,6 +1,6 @@
 """The texts of a run: success at its start, a line per iteration, tables and hints at its end."""
 
-from configurator import Config, printable
+from configurator import Config
 
 import json
 import math
@@ -13,6 +13,7 @@ from support.budget_warnings import budget_note
 from support.records import write_jsonl
 from support.scores import Scores, budget_notes, score_table
 from utils.files import read_text, write_atomically
+from utils.text import printable
 
 # The printed line of an iteration: metric -> width and decimal places of its value.
 PRINTED = {

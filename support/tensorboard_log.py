@@ -1,6 +1,6 @@
 """Writes the event files of a run for TensorBoard."""
 
-from configurator import Config, printable
+from configurator import Config
 
 import os
 import time
@@ -11,6 +11,8 @@ from pathlib import Path
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import hparams, scalar, text
+
+from utils.text import printable
 
 LONGEST_VALUE = 1000  # characters of a setting in the tab TEXT
 

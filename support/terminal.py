@@ -1,14 +1,6 @@
 """Runs a script: answers --help, and prints a mistake of the user as one line."""
 
-from configurator import (
-    Config,
-    UserError,
-    choices_of,
-    lookup_type,
-    printable,
-    ranges_of,
-    types_of,
-)
+from configurator import Config, UserError, choices_of, lookup_type, ranges_of, types_of
 
 import errno
 import inspect
@@ -23,6 +15,8 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from utils.text import printable
 
 ERROR_LIMIT = 2000  # characters
 

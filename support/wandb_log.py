@@ -8,7 +8,7 @@ tools.view, but no weights and no code. Log in with `wandb login`. With WANDB_MO
 is sent; `wandb sync` sends the data later.
 """
 
-from configurator import Config, UserError, printable
+from configurator import Config, UserError
 
 import atexit
 import re
@@ -24,6 +24,7 @@ from rollout import Trajectory
 from support.records import transcript
 from utils.code_version import git_commit
 from utils.files import read_text, write_atomically
+from utils.text import printable
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = ["iteration", "env", "seed", "member", "status", "score", "transcript"]

@@ -3,7 +3,7 @@
 This module must not import torch, so that an unreachable server is reported within seconds.
 """
 
-from configurator import UserError, printable
+from configurator import UserError
 
 import json
 import os
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from rollout import Reply
 from tools.web import exchange
+from utils.text import printable
 
 ATTEMPTS = 5
 PAUSE_S = 1.0  # the pauses before attempts 2 to 5 are 1, 3, 7 and 15 times PAUSE_S

@@ -9,7 +9,7 @@ check fails, and 2 if the environment cannot be built or cannot draw its instanc
 the random start of a game.
 """
 
-from configurator import Config, UserError, load_config, printable
+from configurator import Config, UserError, load_config
 
 import hashlib
 import io
@@ -46,6 +46,7 @@ from envs import (
 )
 from support.no_effect import print_unread
 from support.terminal import run_main
+from utils.text import printable
 from utils.time_limit import EnvError, call_with_timeout
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,13 +11,14 @@ on the same prompts. Without --out, the command writes the files A_vs_B.md, .csv
 out/comparisons/. The 95 % intervals are over prompts and seeds (support/statistics.py).
 """
 
-from configurator import UserError, printable, read_option
+from configurator import UserError, read_option
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from support.terminal import run_main
+from utils.text import printable
 
 OPTIONS = {"threshold": float, "out": str}
 

@@ -9,7 +9,7 @@ selects the player:
 - crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """
 
-from configurator import Config, UserError, describe_line_error, printable
+from configurator import Config, UserError
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,6 +26,7 @@ from rollout import Reply, Rollout, Trajectory, Turn, following_prompt, make_epi
 from tools.crowd import crowd_reply, draw_player
 from tools.sft_config import SftConfig
 from utils.files import read_text, replace_file
+from utils.text import describe_line_error, printable
 from utils.time_limit import EnvError, call_with_timeout
 
 SEED_DEMOS = 11  # makes the random streams of this file differ from those of other files

@@ -8,7 +8,7 @@ Type actions, such as: Down || Right. After an unknown action you are asked agai
 is sent unchanged, as a whole reply with tags.
 """
 
-from configurator import Config, UserError, load_config, printable
+from configurator import Config, UserError, load_config
 
 from functools import partial
 
@@ -21,6 +21,7 @@ from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
 from support.no_effect import GAME, REWARDS, print_unread
 from support.terminal import run_main
+from utils.text import printable
 from utils.time_limit import EnvError, call_with_timeout
 
 SETTINGS_READ = f"{GAME} {REWARDS} seed"

@@ -8,13 +8,14 @@ model, because the record holds the replies. The command fails if a new trajecto
 recorded trajectory. --json, --jsonl and --against work as in eval.py.
 """
 
-from configurator import Config, UserError, printable
+from configurator import Config, UserError
 
 from pathlib import Path
 
 from mixtures import scored_envs
 from support.arguments import SCORING_OPTIONS, Job, read_scoring
 from support.terminal import run_main
+from utils.text import printable
 
 
 def read_replay(argv: list[str]) -> Job:

@@ -6,8 +6,6 @@ cannot interrupt threads other than the main thread. So a call from another thre
 thread, which is abandoned when the time is over.
 """
 
-from configurator import describe_error
-
 import faulthandler
 import math
 import signal
@@ -19,6 +17,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from utils.text import describe_error
 from utils.threads import start_thread
 
 REPEAT_S = 1.0  # seconds between signals

@@ -1,12 +1,11 @@
 """Show replies of a run at its start, at its best iteration and at its end, as Markdown."""
 
-from configurator import printable
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from utils.files import read_rows, read_text
+from utils.text import printable
 
 SHOWN = 4  # replies shown of each iteration
 MOMENTS = ("start", "best", "end")

@@ -1,6 +1,6 @@
 """Runs as the arms of a comparison: an arm is one method with one or more seeds."""
 
-from configurator import Config, UserError, printable
+from configurator import Config, UserError
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +21,7 @@ from support.settings_history import (
 from utils import code_version
 from utils.checksums import changed_logs
 from utils.files import read_json, read_rows, read_text
+from utils.text import printable
 
 # Key: "start", "after RL" or the name of a reference player. Value: for each of n prompts 1 if it
 # was won, else 0; (n,) for one seed, (S, n) for S seeds.

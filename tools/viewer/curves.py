@@ -1,6 +1,6 @@
 """Plots of run folders: learning curves of methods, and the metrics that warn of a collapse."""
 
-from configurator import UserError, printable
+from configurator import UserError
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +28,7 @@ from tools.plotting.style import (
     picture,
 )
 from utils.files import read_rows
+from utils.text import printable
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 LONGEST_NAME_AT_LINE = 24  # characters; if an arm has a longer name, all names are in the legend

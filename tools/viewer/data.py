@@ -1,6 +1,6 @@
 """Collect what the page of tools/view.py shows of one or two runs, as data for JSON."""
 
-from configurator import Config, UserError, printable
+from configurator import Config, UserError
 
 import re
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from support.settings_history import (
 )
 from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
 from utils.files import read_json, read_rows
+from utils.text import printable
 
 STAGES = {  # file of a run -> stage of its trajectories; None: training
     "eval_start.jsonl": "before RL",

@@ -10,7 +10,7 @@ An "answer" may be a list of right answers. A question may have "steps", such as
 the tool calls that a demonstration makes before it answers.
 """
 
-from configurator import UserError, describe_line_error, printable
+from configurator import UserError
 
 import errno
 import json
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from utils.text import describe_line_error, printable
 from worlds.countdown import evaluate_expression
 from worlds.text.base import drop_articles
 

@@ -1,8 +1,5 @@
 """Tests of `printable`, which makes any text safe to print on a terminal, and of `run_main`."""
 
-import configurator
-from configurator import printable
-
 import doctest
 import os
 import signal
@@ -11,6 +8,9 @@ import sys
 import unicodedata
 
 import pytest
+
+from utils import text
+from utils.text import printable
 
 SCRIPT = """
 from configurator import UserError
@@ -24,7 +24,7 @@ run_main(main)
 
 
 def test_doctests():
-    results = doctest.testmod(configurator)
+    results = doctest.testmod(text)
     assert results.attempted > 0
     assert results.failed == 0
 
