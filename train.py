@@ -112,9 +112,9 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # The loop evaluates after the last iteration of a run. So a run that is over has no scores only
-    # if it was over when this process began: num_iterations is 0 or was lowered, early_stop was
-    # switched on, or an earlier process ended between the last checkpoint and the report.
+    # If this process did the last iteration, the loop has evaluated. Otherwise the run was over when
+    # this process began: num_iterations is 0 or was lowered, early_stop was switched on, or an
+    # earlier process ended between the last checkpoint and the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -141,7 +141,8 @@ def iterate(
     sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
 
-    # -- drop the groups with an error; too many errors, or no group left, stop the run
+    # -- drop the groups with an error; P counts the others. Too many errors, or no group left, stop
+    # the run
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
@@ -154,11 +155,11 @@ def iterate(
     # -- filter: by default, keep the groups whose scores (sums of rewards) vary most
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
-    rank_by = filter_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # The filter sees all P groups. But dynamic sampling can make P larger than num_groups. Then the
-    # filter sees only num_groups groups, and groups without variance only fill the places left.
-    candidates = filter_candidates(config, stats)  # numbers of at least one and at most P groups
-    kept_groups = select_groups(config, candidates, rank_by, stats)  # numbers of at most P groups
+    rank_by = ranking_values(config, trajectories, stats)  # (P,) as the setting filter_by says
+    # The filter sees all P groups. Only if dynamic sampling made P larger than num_groups, it sees
+    # num_groups of them: first those with variance, then others if there are too few.
+    candidates = filter_candidates(config, stats)  # (1 to P,) indices of groups
+    kept_groups = select_groups(config, candidates, rank_by, stats)  # (0 to P,) indices of groups
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
     note_filter(trajectories, rank_by, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
@@ -259,7 +260,7 @@ def stats_of_groups(trajectories: Sequence[Trajectory], group_size: int) -> Grou
     return starpo.group_stats(scores, group_size)
 
 
-def filter_values(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
+def ranking_values(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
     """Return the numbers by which the filter ranks the groups, (P,): see `filter_by`."""
     size = config.group_size
     token_counts = []
@@ -289,7 +290,7 @@ def filter_candidates(config: Config, stats: GroupStats) -> Tensor:
 def select_groups(config: Config, candidates: Tensor, rank_by: Tensor, stats: GroupStats) -> Tensor:
     """Choose the groups to train on with `starpo.filter_groups`.
 
-    Args: candidates: as from `filter_candidates`; rank_by: (P,), as from `filter_values`.
+    Args: candidates: as from `filter_candidates`; rank_by: (P,), as from `ranking_values`.
     Returns: the indices of the chosen groups (<= P,), ascending."""
     chosen = starpo.filter_groups(
         rank_by[candidates].double(),
@@ -478,9 +479,9 @@ def logprobs_before_update(
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # `sampled` is NaN where the engine gave no log-prob: at the tokens of prompts if
-    # mask_observations=False, and at all tokens if recompute_old_logprobs=True and the engine is
-    # vLLM, which is then not asked for log-probs. There the old log-prob takes its place.
+    # `sampled` is NaN where the engine gave no log-prob. With mask_observations=False, these are the
+    # tokens of prompts. With recompute_old_logprobs=True and vLLM, which is then not asked for
+    # log-probs, these are all tokens. In both cases the old log-prob takes the place of the NaN.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -729,9 +730,10 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight makes
-        # weight * ratio = min(pi / pi_engine, importance_cap). Below the cap the weight is pi_old /
-        # pi_engine: 1 by default, where pi_old is pi_engine. The weight has no gradient.
+        # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old / pi_engine
+        # corrects this. By default pi_old is pi_engine, and the weight is 1. Where pi / pi_engine
+        # exceeds importance_cap, the weight is smaller, so that weight * ratio equals the cap. The
+        # weight has no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

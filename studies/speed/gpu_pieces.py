@@ -268,7 +268,7 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
     learner, engine, chat = start(config, device)
     trajectories = train.collect_rollouts(learner, engine, chat)
     stats = train.stats_of_groups(trajectories, config.group_size)  # (P,) each
-    values = train.filter_values(config, trajectories, stats)  # (P,)
+    values = train.ranking_values(config, trajectories, stats)  # (P,)
     candidates = train.filter_candidates(config, stats)  # (P,)
     groups = train.select_groups(config, candidates, values, stats)
     kept = train.members_of(groups, trajectories, config.group_size)

@@ -327,7 +327,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
     filtered = []
     kept_fractions = []
     make_episode = rollout.make_episode
-    filter_values = train.filter_values
+    ranking_values = train.ranking_values
     build_experience = train.build_experience
 
     def some_fail(config, env=""):
@@ -339,14 +339,14 @@ def test_groups_with_errors_are_left_out_of_the_update(
 
     def spy_on_filter(config, trajectories, stats):
         filtered.extend(trajectories)
-        return filter_values(config, trajectories, stats)
+        return ranking_values(config, trajectories, stats)
 
     def spy_on_advantages(learner, kept, kept_fraction):
         kept_fractions.append(kept_fraction)
         return build_experience(learner, kept, kept_fraction)
 
     monkeypatch.setattr(rollout, "make_episode", some_fail)
-    monkeypatch.setattr(train, "filter_values", spy_on_filter)
+    monkeypatch.setattr(train, "ranking_values", spy_on_filter)
     monkeypatch.setattr(train, "build_experience", spy_on_advantages)
     (row,) = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
     assert kept_fractions == [4 / 12]

@@ -73,7 +73,7 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
 
 def select_groups(config, played):
     stats = train.stats_of_groups(played, config.group_size)
-    values = train.filter_values(config, played, stats)
+    values = train.ranking_values(config, played, stats)
     candidates = train.filter_candidates(config, stats)
     return train.select_groups(config, candidates, values, stats)
 
