@@ -277,8 +277,8 @@ class Env:
 
 ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
     "bandit": "worlds.bandit:Bandit",
-    "frozenlake": "grids:FrozenLake",
-    "sokoban": "grids:Sokoban",
+    "frozenlake": "worlds.grids:FrozenLake",
+    "sokoban": "worlds.grids:Sokoban",
     "rubik": "worlds.rubik:Rubik",
     "sudoku": "worlds.sudoku:Sudoku",
     "countdown": "worlds.countdown:Countdown",

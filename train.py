@@ -112,8 +112,8 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # If this process did the last iteration, the loop has evaluated. Otherwise the run was over when
-    # this process began: num_iterations is 0 or was lowered, early_stop was switched on, or an
+    # If this process did the last iteration, the loop has evaluated. Otherwise the run was over
+    # when this process began: num_iterations is 0 or was lowered, early_stop was switched on, or an
     # earlier process ended between the last checkpoint and the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
@@ -141,8 +141,7 @@ def iterate(
     sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
 
-    # -- drop the groups with an error; P counts the others. Too many errors, or no group left, stop
-    # the run
+    # -- drop the groups with an error (P counts the others); too many errors stop the run
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
@@ -355,11 +354,13 @@ class Experience:
             "trajectory_ids": [self.trajectory_ids[i] for i in indices],
         }
         lengths = [sequence.num_response_tokens for sequence in self.sequences]
+        tokens_of = torch.arange(len(self.advantages)).split(lengths)  # S tensors of indices
+        tokens = torch.cat([tokens_of[i] for i in indices])
+        tokens = tokens.to(self.advantages.device)
         for field in fields(Experience):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):  # not a list as above, not None
-                parts = value.split(lengths)
-                chosen[field.name] = torch.cat([parts[i] for i in indices])
+                chosen[field.name] = value[tokens]
         return Experience(**chosen)
 
     def of_trajectories(self, trajectory_ids: Sequence[int]) -> "Experience":
@@ -479,8 +480,8 @@ def logprobs_before_update(
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # `sampled` is NaN where the engine gave no log-prob. With mask_observations=False, these are the
-    # tokens of prompts. With recompute_old_logprobs=True and vLLM, which is then not asked for
+    # `sampled` is NaN where the engine gave no log-prob. With mask_observations=False, these are
+    # the tokens of prompts. With recompute_old_logprobs=True and vLLM, which is then not asked for
     # log-probs, these are all tokens. In both cases the old log-prob takes the place of the NaN.
     return torch.where(sampled.isnan(), old, sampled), old
 
@@ -730,10 +731,10 @@ def clipped_loss(
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
-        # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old / pi_engine
-        # corrects this. By default pi_old is pi_engine, and the weight is 1. Where pi / pi_engine
-        # exceeds importance_cap, the weight is smaller, so that weight * ratio equals the cap. The
-        # weight has no gradient.
+        # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
+        # pi_engine corrects this. By default pi_old is pi_engine, and the weight is 1. Where pi /
+        # pi_engine exceeds importance_cap, the weight is smaller, so that weight * ratio equals the
+        # cap. The weight has no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

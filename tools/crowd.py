@@ -24,11 +24,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dialogue import Episode, format_response
-from grids import FrozenLake, Grid, Sokoban
 from rollout import Reply, Rollout, make_episode, play
 from support.no_effect import GAME, REWARDS, print_unread
 from support.statistics import rate_text
 from support.terminal import run_main
+from worlds.grids import FrozenLake, Grid, Sokoban
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from dialogue import Chat, Episode, TurnRecord, format_response
 from envs import Env, check_actions, check_uses
-from grids import Grid
 from rollout import Reply, Rollout, Trajectory, Turn, following_prompt, make_episode, play
 from tools.crowd import crowd_reply, draw_player
 from tools.sft_config import SftConfig
 from utils.files import read_text, replace_file
 from utils.text import describe_line_error, printable
 from utils.time_limit import EnvError, call_with_timeout
+from worlds.grids import Grid
 
 SEED_DEMOS = 11  # makes the random streams of this file differ from those of other files
 COMMIT_ONE = 0.75  # probability that the player `shortest` takes one action in a turn without noise

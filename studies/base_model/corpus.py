@@ -31,7 +31,6 @@ import numpy as np
 
 from dialogue import Chat, Episode, format_response
 from envs import Env, make_env, reserved_keys
-from grids import Sokoban
 from rollout import Rollout, Trajectory
 from studies.base_model.drills import Drill, draw_questions
 from support.no_effect import print_unread
@@ -40,6 +39,7 @@ from tools.crowd import crowd_reply, draw_player
 from tools.demonstrations import recite
 from tools.sft_config import SftConfig
 from worlds.bandit import Bandit
+from worlds.grids import Sokoban
 
 SETTINGS_READ = "seed sft_planners micro_batch_tokens max_context_tokens step_timeout_s"
 PRETRAINING = str(Path(__file__).parent / "config" / "pretraining.py")

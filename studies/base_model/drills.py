@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dialogue import Episode, TurnOutcome, TurnRecord
-from grids import FrozenLake, Grid
 from rollout import Trajectory
+from worlds.grids import FrozenLake, Grid
 
 # The kinds of questions. A kind that is listed four times is drawn four times as often. "line"
 # stands for "Row 1", "Column 1" and so on. "move" stands for the name of an action. Every other

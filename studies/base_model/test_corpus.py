@@ -10,13 +10,13 @@ import pytest
 
 from dialogue import Episode, parse_response
 from envs import Env, make_env, reserved_instances
-from grids import Sokoban
 from studies.base_model.corpus import documents
 from studies.base_model.drills import Drill, DrillRecord
 from tools import crowd
 from tools.crowd import Player, crowd_reply
 from tools.sft_config import SftConfig
 from worlds.bandit import Bandit
+from worlds.grids import Sokoban
 
 
 def read(chat, path, count, progress=0.5):

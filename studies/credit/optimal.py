@@ -15,8 +15,8 @@ import numpy as np
 
 from dialogue import Episode
 from envs import make_env
-from grids import FrozenLake, Sokoban
 from studies.credit.play import RecordedGame, copy_episode
+from worlds.grids import FrozenLake, Sokoban
 from worlds.planners import lake_transitions, move_sequences
 
 

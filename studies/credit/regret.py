@@ -17,9 +17,9 @@ followed by optimal play. The loss is the sum of two parts:
 
 from configurator import Config, UserError, load_config
 
-from grids import Grid
 from rollout import make_episode
 from support.terminal import run_main
+from worlds.grids import Grid
 
 
 def read_regret(argv: list[str]) -> tuple[Config, dict[str, str]]:

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grids import Grid
 from rollout import make_episode
 from studies.experiments import (
     Command,
@@ -43,6 +42,7 @@ from tools.crowd import SHARES, play_crowd
 from tools.plotting.tables import markdown
 from utils.code_version import git_commit
 from utils.files import read_json, read_rows, write_atomically
+from worlds.grids import Grid
 
 SAMPLES = 16  # games on each prompt
 OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}

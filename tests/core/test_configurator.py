@@ -38,9 +38,9 @@ ENVS = {  # start of a config file's name -> the file's environment, if the two 
     "cliff_walking": "gymnasium",
 }
 OVERLAYS = """
-    all_text bandit_jobs bandit_transfer bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
+    bandit_jobs bandit_transfer bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
     frozenlake_det frozenlake_v1 gigpo gspo hubs icepop lora mixture online_5 quest_transfer qwen3
-    reinforce_plus_plus rloo sampo sequence_mask simple_tir single_turn smollm2 smollm2_bandit
+    reinforce_plus_plus rloo sampo sequence_mask single_turn smollm2 smollm2_bandit
     smollm2_gpu sokoban_large sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny
     tiny_best tiny_collapse tiny_new_game tiny_text top_p turn_ppo
 """.split()

@@ -18,7 +18,6 @@ import model
 from dialogue import TurnRecord
 from engine import make_engine
 from eval import play_reference
-from grids import FrozenLake
 from rollout import Trajectory, Turn, make_episode
 from support.arguments import PLAYERS, policy_of
 from support.records import trajectory_record, write_jsonl
@@ -33,6 +32,7 @@ from support.scores import (
 )
 from support.statistics import wilson_interval
 from tools import replay
+from worlds.grids import FrozenLake
 
 pytestmark = pytest.mark.slow
 

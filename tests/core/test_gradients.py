@@ -10,11 +10,11 @@ from shared_fixtures import SMALL_RUN, small_config
 from transformers import AutoModelForCausalLM
 
 import dialogue
-import grids
 import parallel
 import rollout
 import train
 from dialogue import Chat
+from worlds import grids
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
 

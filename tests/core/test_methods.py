@@ -807,7 +807,6 @@ OVERLAYS = [
     "icepop",
     "sampo",
     "sequence_mask",
-    "simple_tir",
     "turn_ppo",
 ]
 

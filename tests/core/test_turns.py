@@ -12,9 +12,9 @@ from boards import LAKE_BOARD, LAKE_V1, LARGER, ROOM_BOARD, SIMPLE, episode_in
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import grids
 from dialogue import Episode, TurnRecord, check_thought, find_false, format_response, parse_response
 from envs import make_env
+from worlds import grids
 
 NEARLY_SOLVED = "######\n#____#\n#OXP_#\n#____#\n#____#\n######"
 

@@ -47,7 +47,7 @@ def test_a_record_that_went_otherwise_is_found(tmp_path):
 SLEEPER = """
 import time
 from pathlib import Path
-from grids import FrozenLake
+from worlds.grids import FrozenLake
 
 class Sleeper(FrozenLake):
     def _move(self, move):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from matplotlib import patches
 from matplotlib.axes import Axes
 
-from grids import Sokoban
+from worlds.grids import Sokoban
 
 
 class Color(NamedTuple):
