@@ -3,7 +3,8 @@
 A command takes any number of config files and --key=value overrides. They are read left to right,
 and the last value of a setting wins. A config file is Python that assigns settings. Names that
 begin with "_", modules, functions and classes are ignored in a file. Any other name must be a
-setting. tools/sft_config.py has further settings, for supervised learning.
+setting. tools/sft_config.py has further settings, whose names begin with "sft_". Commands without
+these settings skip them in files.
 """
 
 import ast
@@ -19,8 +20,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # a script ends if one is missing
-# The names of the settings that only tools.sft has begin with SFT_PREFIX. train.py skips such names
-# in a config file, so that one file serves train.py and tools.sft.
+# The settings of supervised learning have names that begin with SFT_PREFIX. Other commands skip
+# such names in a config file, so that one file serves all commands.
 SFT_PREFIX = "sft_"
 
 
@@ -50,7 +51,7 @@ Seed = Annotated[int, Legal("0 or more", lambda x: x >= 0, largest=2**31 - 1)]
 Count = Annotated[int, Legal("1 or more", lambda x: x >= 1)]
 SmallCount = Annotated[int, Legal("1 or more", lambda x: x >= 1, largest=1000)]
 Rounds = Annotated[int, Legal("1 or more", lambda x: x >= 1, largest=100)]
-Games = Annotated[int, Legal("1 or more", lambda x: x >= 1, largest=100_000)]
+Large = Annotated[int, Legal("1 or more", lambda x: x >= 1, largest=100_000)]
 Tokens = Annotated[int, Legal("1 or more", lambda x: x >= 1, largest=10_000_000)]
 Pairs = Annotated[int, Legal("2 or more", lambda x: x >= 2, largest=10_000)]
 EvalSize = Annotated[int, Legal("between 1 and 256", lambda x: 1 <= x <= 256)]
@@ -72,7 +73,7 @@ CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 GIGPO_ESTIMATORS = ("grpo", "dr_grpo", "rloo")  # GiGPO can be added to these
 OTHER_ESTIMATORS = ("reinforce_plus_plus",)  # they need neither a critic nor a group
-# The advantages of these are whitened.
+# train.py whitens the advantages of these estimators: mean 0, standard deviation 1.
 WHITENED_ESTIMATORS = (
     "gae",
     "bi_level_gae",
@@ -133,8 +134,9 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # weight of the bonus max(0, S - F) / N of a turn. N is the number of facts about the state. The
-    # thought of the turn states S of these facts, and has F false sentences
+    # weight of a bonus in each turn, max(0, S - F) / N. N is the number of facts about the state. S
+    # is the number of these facts that the thought states. F is the number of false sentences in
+    # the thought
     think_reward: NotNegative = 0.0
 
     # -- model
@@ -148,8 +150,8 @@ class Config:
     # -- rollout
     engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch
     engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: the same as dtype
-    num_groups: Games = 8  # number of groups in an iteration (P); a group has one initial state
-    group_size: Games = 16  # number of trajectories in a group (N)
+    num_groups: Large = 8  # number of groups in an iteration (P); a group has one initial state
+    group_size: Large = 16  # number of trajectories in a group (N)
     # DAPO: maximum number of sampling rounds; sampling ends once num_groups groups have variance in
     # their scores
     sampling_rounds: Rounds = 1
@@ -160,9 +162,10 @@ class Config:
     max_context_tokens: Tokens = 3600
     max_running: Count = 128  # maximum number of trajectories that the engine works on at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
-    # fraction of the trajectories of an iteration or evaluation that may end in an error; if more
-    # do, the run stops. Unless this fraction is 0, the limit is at least group_size trajectories
-    # (in an evaluation: one). The run also stops if every group has an error
+    # limit for the fraction of trajectories that end in an error, in an iteration or evaluation;
+    # above the limit, the run stops. One bad initial state fails a whole group, so a limit above 0
+    # allows at least group_size errors (in an evaluation: one). The run also stops if every group
+    # has an error
     max_error_frac: Fraction = 0.1
 
     # -- StarPO
@@ -195,17 +198,20 @@ class Config:
     aggregation: Aggregation = "token_mean"  # how token losses are averaged
     # True: the trainer computes the old log-probs; vLLM is not asked for log-probs
     recompute_old_logprobs: bool = False
-    # TIS (truncated importance sampling): pi / pi_engine of each token is capped at this number
+    # TIS (truncated importance sampling): pi / pi_engine, the ratio of a token's probabilities in
+    # policy and engine, is capped at this number
     importance_cap: Cap = 2.0
     # IcePop: tokens whose pi / pi_engine is below this or above importance_cap are dropped; 0 = TIS
     importance_floor: Fraction = 0.0
     sequence_ratio: bool = False  # GSPO: clip the geometric mean of the ratios of a segment
-    # drop segments with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = off
+    # a segment is dropped if the mean advantage of its tokens is below 0, and the geometric mean of
+    # their pi / pi_engine is below this number; 0 = off
     sequence_mask: BelowOne = 0.0
     # what a segment (in the papers: a sequence) is, for sequence_ratio and sequence_mask
     segment: Literal["trajectory", "turn"] = "trajectory"
-    # DPPO-TV, in place of PPO's clip: drop tokens whose probability has moved from the engine's by
-    # more than this in the direction of A; 0 = PPO's clip
+    # DPPO-TV, in place of PPO's clip; 0 = PPO's clip. Tokens with advantage A > 0 are dropped if
+    # pi - pi_engine is above this number. Tokens with A < 0 are dropped if pi - pi_engine is below
+    # minus this number
     tv_bound: Fraction = 0.0
     observation_coef: NotNegative = 0.0  # ECHO: weight of the cross-entropy on observations
     # SimpleTIR: do not train on trajectories in which a turn executed no action
@@ -233,8 +239,8 @@ class Config:
     adam_eps: Positive = 1e-8  # policy and critic
     weight_decay: NotNegative = 0.01  # policy and critic
     grad_clip: Positive = 1.0  # largest gradient norm
-    # stop after this many bad optimizer steps in a row: a loss, metric or gradient is not finite
-    # (float16: a step that only lowers the loss scale is not bad)
+    # stop after this many bad optimizer steps in a row. A step is bad if a loss, a metric or the
+    # gradient is not finite. In float16, a step that only lowers the loss scale is not bad
     max_bad_steps: Count = 5
 
     # -- evaluation
@@ -453,7 +459,7 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    If `kind` is Config, settings in a file whose names begin with SFT_PREFIX are ignored.
+    If `kind` is Config, names in a config file that begin with SFT_PREFIX are ignored.
 
     Args:
         argv: the arguments after the script name.
@@ -568,7 +574,7 @@ def read_config_file(path: str, types_by_key: dict[str, type]) -> dict[str, Any]
 
 
 def is_only_for_sft(key: str, types_by_key: dict[str, type]) -> bool:
-    """Whether a name belongs to a setting of tools.sft, and the command has no such settings.
+    """Whether a name begins with SFT_PREFIX, and the command has no such settings.
 
     Args: types_by_key: the settings of the command."""
     has_sft_settings = any(name.startswith(SFT_PREFIX) for name in types_by_key)
@@ -610,7 +616,10 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
             "log-probs in the loss would be those of another policy; use temperature"
         )
     if is_only_for_sft(key, types_by_key):
-        raise UserError(f"{key} from {source} is a setting of tools.sft; leave it out")
+        raise UserError(
+            f"{key} from {source}: names that begin with {SFT_PREFIX} are for tools.sft; leave it "
+            "out"
+        )
     alike = difflib.get_close_matches(OTHER_NAMES.get(key, key), types_by_key, n=3)
     near = " or ".join(alike)
     hint = f"did you mean {near}?" if near else "no key is similar; see --help"

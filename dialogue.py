@@ -143,8 +143,9 @@ class TurnRecord:
     # What took place for each of `actions`: the action, another one after a slip, or "" if it was
     # not executed. The whole field is None if every action took place as chosen.
     moves: list[str] | None = None
-    # Why the reply is not valid, in sentences; None if it is valid or was not judged. The message
-    # of the next turn shows these sentences to the policy, but not the sentence of `cut_fault`.
+    # Why the reply is not valid, in sentences; None if it is valid or was not judged. If a token
+    # limit cut off an invalid reply, the last sentence says so (see `cut_fault`). The message of
+    # the next turn shows the policy all sentences except the sentence of `cut_fault`.
     faults: list[str] | None = None
     # True: the game failed because its actions were used up. False: it failed by its rules.
     # None: it did not fail.
@@ -251,8 +252,8 @@ class Episode:
     def step(self, response: str) -> TurnOutcome:
         """Execute one response. Any text is accepted.
 
-        The next message reports what is wrong with the response, and the turn's reward without the
-        bonus of think_reward."""
+        The next message says what is wrong with the response. The message also reports the reward
+        of the turn, without the bonus of think_reward."""
         config = self.config
         state = self.state()
         facts = self.statements()
@@ -381,8 +382,11 @@ class Chat:
         return [*head, *self.encode(text), self.end, *self.encode("\n")]
 
     def opening(self, system: str, user: str) -> list[int]:
-        """Return the tokens of the first prompt. With context_turns, the prompt of every turn
-        begins with such an opening: the system message and the oldest visible user message."""
+        """Return the tokens of the first prompt.
+
+        If context_turns is above 0, the policy sees only the last context_turns turns, the present
+        turn included. The prompt of every turn then begins with such an opening: the system message
+        and the user message of the oldest turn that the policy sees."""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:

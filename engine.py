@@ -40,14 +40,14 @@ class Engine(Protocol):
 
         Args:
             key: number of the trajectory. A trajectory has at most one request at a time.
-            ids: the token history, which `add` copies. `ids` must begin with the history and
-                response of the trajectory's previous request, unless the trajectory was released
-                since.
+            ids: the token history, which `add` copies. After the trajectory's first request, `ids`
+                must begin with the `ids` of the previous request and the response to that request.
+                After `release`, `ids` may be any history.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling noise. Kernels round logits differently if other requests are in
-                the batch. So in 16 bits, the same seed can give another response. In float32 it
-                hardly ever does.
+            seed: of the sampling noise. If other requests are in the batch, kernels round logits
+                differently. So in 16 bits, the same seed can give another response. In float32, the
+                same seed nearly always gives the same response.
         """
 
     def step(self) -> list[Sample]:

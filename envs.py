@@ -8,8 +8,8 @@ from RAGEN:
 - Members of a group share the instance but not the transition noise. In RAGEN the members share
   both, so in FrozenLake all members slip at the same steps.
 - A seed gives the same instance in every process. No environment depends on a global random state.
-  Only four datasets of reasoning-gym depend on `hash()`, which can differ between processes. These
-  four datasets need a fixed PYTHONHASHSEED (docs/hubs.md).
+  Four datasets of reasoning-gym are exceptions: they depend on `hash()`, which can differ between
+  processes. So these four datasets need a fixed PYTHONHASHSEED (docs/hubs.md).
 - Splits have no instance in common, unless `Env.repeats` is True. Different seeds for the splits
   would not be enough, because two seeds can draw the same small board.
 """
@@ -79,20 +79,24 @@ class Env:
             The names of the actions. If actions are free text, `actions` is (), and the subclass
             must override `_read`.
         draw(rng: np.random.Generator) -> tuple
-            A random instance: a name for the game, then everything that the start depends on.
+            A random instance. The tuple begins with a name for the game. The other elements hold
+            everything that determines the start of the game.
         _start(instance: tuple) -> None
             Start the game of this instance.
         _move(move: int) -> Move
-            Execute `actions[move]`, or the action that `_read` returned.
+            Execute one action. `move` is what `_read` returned: by default, an index in `actions`.
         observe() -> str
             The observation that the policy gets in each turn.
         rules() -> str
             The description of the game in the system message.
 
     A subclass may override the attributes `repeats`, `max_reward`, `blocking` and `runs_programs`,
-    and the methods from `key` to `optimal_length` below. docs/environments.md says when. The player
-    "optimal" needs `plan`. The player "greedy" needs `plan` or `greedy`, demonstrations need `plan`
-    or `demonstrate`, and --reward_density=plan needs `plan` or `optimal_length`.
+    and the methods from `key` to `optimal_length` below. docs/environments.md says when. Some
+    features work only if the subclass overrides a method:
+        --player=optimal: `plan`
+        --player=greedy: `plan` or `greedy`
+        demonstrations for SFT: `plan` or `demonstrate`
+        --reward_density=plan: `plan` or `optimal_length`
 
     Each argument of `__init__` that has a default is an option of the environment, such as `size`
     in `--env=frozenlake:size=5`. `__init__` must pass all other arguments to
@@ -209,7 +213,11 @@ class Env:
         return Move(float(reward), *map(bool, flags))
 
     def is_legal(self, action: str) -> bool:
-        """Whether this text is a legal action in the present state. The game must not be over."""
+        """Whether this text is a legal action in the present state.
+
+        Call `is_legal` only during a game: `step` checks whether the game is over, but `is_legal`
+        does not.
+        """
         return self._read(action.strip()) is not None
 
     @property
@@ -298,7 +306,9 @@ HUBS = ("gem", "rg", "gymnasium")  # collections of games: 'rg:maze' is short fo
 # options that --observation and --actions_per_traj set, not --env
 COMMON_OPTIONS = ("observation", "max_actions")
 REQUIRED = ("draw", "_start", "_move", "observe", "rules")  # methods that a subclass must define
-# Matches a name that no action may have, because a reply holds <answer>NAME || NAME</answer>
+# Matches a name that no action may have: a name that is empty, holds || or <, or begins or ends
+# with white space. A reply holds <answer>NAME || NAME</answer>, and `dialogue.parse_response` could
+# misread such a name.
 ILLEGAL_NAME = re.compile(r"^$|\|\||<|^\s|\s$")
 
 
@@ -461,7 +471,10 @@ def show(value: Any) -> str:
 
 
 def check_uses(env: Env, *uses: str) -> None:
-    """Check that `env` defines what each of `uses`, such as "greedy", needs. Raises: UserError."""
+    """Check that `env` defines what each use needs.
+
+    Args: uses: texts such as "greedy"; `missing_method` lists all of them.
+    Raises: UserError if `env` lacks something that a use needs."""
     for use in uses:
         missing = missing_method(env, use)
         if missing:
@@ -585,8 +598,8 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
         few distinct instances, or if `draw` returns an illegal value.
     """
     env = make_env(spec)
-    # Compute and cache `repeats` now, because the draws below have a time limit: an environment of
-    # a hub begins up to 100 games to compute `repeats`.
+    # Compute and cache `repeats` now. To compute `repeats`, an environment of a hub begins up to
+    # 100 games, and these games must not count towards the time limit of the draws below.
     _ = env.repeats
     _check_draw(env)
     taken: set = set()

@@ -89,7 +89,7 @@ def model_rows(job: Job) -> Iterator[Row]:
     """Score the models one after the other in each evaluation environment."""
     config = job.config
     for name in job.models:
-        # `shut_down` leaves the process group after each model, so join the group again
+        # `shut_down` destroys the process group after each model, so create the group again
         device = init_distributed(config)
         model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)

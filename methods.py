@@ -1,10 +1,10 @@
 """Methods that RAGEN's papers and training script do not have, as pure functions.
 
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
-methods here are off by default. The word in brackets is the setting that turns a method on, or the
-estimator's name. The docstring of a method's first function states its source ("Source") and when
-the method changes anything ("has an effect" or "can have an effect"). docs/methods.md says where a
-new estimator goes.
+methods here are off by default. In the list below, the setting that turns a method on stands in
+brackets. Only turn_ppo is no setting: it is a value of the setting `estimator`. The docstring of a
+method's first function states its source ("Source") and when the method changes anything ("has an
+effect" or "can have an effect"). docs/methods.md says where a new estimator goes.
 
     reward density    replaces the rewards of the turns of a game [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
@@ -52,8 +52,9 @@ def shape_rewards(
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
       divided by `max_reward` and capped at 0.99. A success sets it to 1.
-    - "balanced": the same progress, but each increase is held back until the next payment. Payments
-      are at the second, fourth, ... turn with a positive reward, and at the last turn.
+    - "balanced": the same progress, but each increase is held back until the next payment. Of the
+      turns with a positive reward, the second, the fourth, and so on have a payment. The last turn
+      of the game always has a payment.
     - "plan": (distance before the turn - distance after it) / initial distance. The distance of a
       state is the length of its best plan, and 0 after a success. For a state without a plan, the
       distance is 1 if it is the first state, and otherwise twice the initial distance.
@@ -124,10 +125,11 @@ def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
 def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
-    In GRPO all advantages of a group without variance are 0, so the group is of no use. So
-    `train.collect_rollouts` samples further groups, with every estimator. There are at most
-    sampling_rounds rounds, the first one included. A further round samples only the missing groups.
-    DAPO samples whole batches and drops surplus groups.
+    In a group without variance, all scores are equal. In GRPO all advantages of the group are then
+    0, so the group is of no use. So `train.collect_rollouts` samples further groups. It does so
+    with every estimator, not only with GRPO. There are at most sampling_rounds rounds, the first
+    one included. A further round samples only the missing groups. DAPO samples whole batches and
+    drops surplus groups.
 
     The method has an effect if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
@@ -236,9 +238,10 @@ def turn_ppo_advantages(
     """Turn-PPO: GAE over turns. All tokens of a turn share its advantage and its return.
 
     A turn is one step. Its reward is the sum of the rewards of its tokens. Its value is V at its
-    first token, where the critic sees the new observation, but nothing of the reply. PPO's ratio
-    and clip are still those of tokens, or of segments with sequence_ratio=True. A turn of L tokens
-    has L terms in the policy loss and in the value loss, each weighted by `starpo.token_weights`.
+    first token, where the critic sees the new observation, but nothing of the reply. Turn-PPO does
+    not change PPO's ratio and clip: each token has its own ratio or, with sequence_ratio=True, each
+    segment has one. A turn of L tokens has L terms in the policy loss and in the value loss, each
+    weighted by `starpo.token_weights`.
 
     The method has an effect even in games of one turn, but turn_gamma and turn_lam matter only in
     games of two turns or more. Turn-PPO ignores gamma and lam. With mask_observations=False, a turn
@@ -294,11 +297,11 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     single tokens, so `train.clipped_loss` leaves out `starpo.importance_weights`.
 
     In the first optimizer step of an iteration, s is nearly 1, so the ratio usually has an effect
-    only from the second step on. But if the engine gives the old log-probs, and engine or trainer
-    is in 16 bits, rounding can take s out of the paper's narrow clip range, [1 - 3e-4, 1 + 4e-4],
-    in the first step already. So config/methods/gspo.py lets the trainer give the old log-probs
-    (recompute_old_logprobs). This has a price: s then leaves out the difference between engine and
-    trainer, and GSPO has no importance weights that correct for it.
+    only from the second step on. But suppose that the engine gives the old log-probs, and that
+    engine or trainer computes in 16 bits. Rounding can then take s out of the paper's narrow clip
+    range, [1 - 3e-4, 1 + 4e-4], in the first step already. So config/methods/gspo.py lets the
+    trainer give the old log-probs (recompute_old_logprobs). This has a price: s then leaves out the
+    difference between engine and trainer, and GSPO has no importance weights that correct for it.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64: the
@@ -346,7 +349,8 @@ def sequence_mask(
     with False are dropped from the sum in `starpo.ppo_loss`, but stay in its denominator.
 
     The method can have an effect if pi and pi_engine differ. They differ from the second optimizer
-    step on. In bfloat16, rounding makes them differ in the first step, too.
+    step of an iteration on, because each step changes pi. If engine or trainer is in 16 bits,
+    rounding makes pi and pi_engine differ in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); segment_ids, see `gspo_log_ratio`; bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
@@ -372,7 +376,8 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     A, and its gradient is this value times grad log pi. The paper has no cap.
 
     The method can have an effect if pi and pi_engine differ. They differ from the second optimizer
-    step on. In bfloat16, rounding makes them differ in the first step, too.
+    step of an iteration on, because each step changes pi. If engine or trainer is in 16 bits,
+    rounding makes pi and pi_engine differ in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); bound in (0, 1], a difference of probabilities.
     Returns: (R,) bool.
     Source: DPPO, arXiv 2602.04879, equation 12.
@@ -394,7 +399,9 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     policy loss instead, where they get advantages like response tokens.
 
     The method has an effect if trajectories have several turns, context_turns is 0 and
-    mask_observations is True.
+    mask_observations is True. With context_turns above 0, each turn is a sequence of its own, and
+    its prompt is a first prompt. With mask_observations=False, no observation tokens are left,
+    because they count as response tokens.
     Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling
         temperature, with gradient; num_observation_tokens, the number of observation tokens in the
         whole mini-batch, so that the losses of micro-batches add up.

@@ -38,8 +38,10 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
     Returns:
         spec -> probability.
     Raises:
-        UserError if an @N is missing, superfluous or not rising, if an environment is missing or
-            refused by `make_env`, if a weight is 0, or if a path needs quotes.
+        UserError if a stage before the last has no @N, if the last stage has an @N, if the first
+            N is 0, or if an N is not above the N before it. UserError also if an environment is
+            missing or refused by `make_env`, if a weight is 0, or if a path lacks the quotes that
+            it needs.
     >>> mixture_at("frozenlake @50 > sokoban + 3*bandit", 50)
     {'sokoban': 0.25, 'bandit': 0.75}
     """
@@ -105,7 +107,10 @@ def _parse_stages(text: str) -> list[Stage]:
 
 
 def _check_quotes(text: str) -> None:
-    """Raise UserError if a text begins with a path to a Python file, and this path needs quotes."""
+    """Raise UserError if a text begins with a path that lacks the quotes that it needs.
+
+    The path of an existing Python file needs quotes if the path contains a separator (SIGNS).
+    """
     start, is_class, _ = text.partition(".py:")
     signs = [sign for sign in SIGNS if sign in start]
     if is_class and signs and Path(f"{start}.py").is_file():

@@ -71,8 +71,9 @@ class Policy(nn.Module):
         """Compute the log-probs of the response tokens under softmax(logits / temperature).
 
         Returns: logprobs (R,) of the response tokens, and entropy (R,) of the softmax at each
-            response token. Both are float32, in nats. If the batch has an `observation_index`, both
-            are (R + O,): R values at the response tokens, then O values at the observation tokens.
+            response token. Both are float32, in nats. If the batch has an `observation_index` (only
+            with the method ECHO), logprobs and entropy are (R + O,): R values at the response
+            tokens, then O values at the O observation tokens.
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
         # The state at index i - 1 predicts token i. index_select is faster than hidden[index],
@@ -273,7 +274,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
-        """Compute gradients of the loss L. With a = grad_logprobs and b = grad_entropy, both (R,):
+        """Compute gradients of the loss L. The class docstring defines z, p, logp and S.
+
+        With a = grad_logprobs = dL/dlogp and b = grad_entropy = dL/dS, both (R,):
 
         dL/dz = a onehot(target) - p (a + b (log p + S))
         """
@@ -372,8 +375,8 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_architecture(folder, config)
-        # Attention runs in `_attention` above. Without this line, config.json could name an
-        # attention kernel on the hub, which is foreign code.
+        # "layout" selects `_attention` above. If config.json selected the attention, config.json
+        # could name a kernel on the hub, and that kernel would be foreign code.
         config._attn_implementation = "layout"
         check_shapes(config, shapes, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -3,9 +3,9 @@
 The row is cut into *pieces*. The *context* of a piece lists the earlier pieces that this piece
 continues. A token attends to every token in the context of its piece. In its own piece, a token
 attends to itself and to the tokens before it. So a prompt that several sequences share is computed
-once, except its last token. Each sequence repeats the last prompt token, because a response token
-is predicted from the previous token in the row. Example: two responses A A and B to the prompt
-P P P p.
+once, except its last token. Each sequence has its own copy of the last prompt token: the model
+predicts a response token from the token before it in the row, so the last prompt token must stand
+directly before each response to the prompt. Example: two responses A A and B to the prompt P P P p.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
@@ -128,8 +128,9 @@ def pack(
     """Put sequences into one row.
 
     The first piece holds the tokens with which all first prompts begin. Adjacent sequences with the
-    same first prompt (members of a group) share another piece, the rest of that prompt. No shared
-    piece holds a prompt's last token. The remaining tokens of each sequence are one piece.
+    same first prompt (members of a group) share another piece, the rest of that prompt. But no
+    shared piece holds the last token of a first prompt. That token and all later tokens of a
+    sequence are one piece, which the sequence does not share.
 
     Args:
         sequences: at least one. Sequences with the same first prompt must be neighbours to share

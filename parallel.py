@@ -65,8 +65,9 @@ def init_distributed(config: Config) -> torch.device:
     if device.type == "cuda":
         device = _gpu_of_this_rank()
         torch.cuda.set_device(device)
-        # On an H100, SDPA would prefer cuDNN, which makes a new plan for each input shape. cuDNN
-        # would be slow, because the torch engine has new shapes in nearly every step.
+        # If cuDNN attention is enabled, SDPA prefers it on an H100. cuDNN makes a new execution
+        # plan for each input shape. The torch engine has new shapes in nearly every step, so cuDNN
+        # would be slow.
         torch.backends.cuda.enable_cudnn_sdp(False)
         backend = "cpu:gloo,cuda:nccl"
     if not dist.is_initialized():
@@ -174,7 +175,8 @@ def shard(
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     # By default FSDP2 keeps the weights of the root module gathered after a forward. If no backward
-    # follows, the next forward would use the gathered weights, even after an optimizer step.
+    # follows, the weights would stay gathered until the next forward. An optimizer step in between
+    # changes only the shards, so the next forward would use the weights from before the step.
     return fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
 
 

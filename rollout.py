@@ -61,8 +61,8 @@ class Turn:
     text: str = ""  # the decoded response; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord = field(default_factory=lambda: TurnRecord(actions=[]))  # what happened
-    # A copy of the turn (`unmask`) shares this object, so what is noted in the copy is also in the
-    # turn.
+    # `unmask` copies the turn, but the copy and the turn share this object. So if `note_credit`
+    # (support/records.py) writes to the copy, the turn has the same credit.
     credit: Credit = field(default_factory=Credit)
     state: Hashable = None  # key of the state before the response, see `Episode.state`
 
@@ -178,10 +178,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Training must not draw an instance of the evaluation or held-out split: these instances are
-    # reserved. `env` and `eval_env` can name one game with different options, and then one could
-    # draw what the other reserves. So in training each environment avoids the reserved instances of
-    # all environments in both settings. Only an environment with too few instances (`Env.repeats`)
-    # avoids none.
+    # reserved. The settings `env` and `eval_env` can name one game with different options. Training
+    # in `env` could then draw an instance that is reserved for `eval_env`. So in training each
+    # environment avoids the reserved instances of all environments that `env` or `eval_env` names.
+    # Only an environment with too few instances (`Env.repeats`) may draw reserved instances.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -640,10 +640,11 @@ class BlockingSteps:
 
 
 def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
-    """Return the model's inputs: whole trajectories, or single turns with context_turns.
+    """Return the sequences for the model: whole trajectories or, with context_turns, single turns.
 
     With context_turns, the prompt of each turn repeats the context, so each turn is a sequence of
-    its own. The response tokens keep their order, so a tensor over them fits both forms."""
+    its own. The result has the same response tokens as `trajectories`, in the same order. So a
+    tensor with one number for each response token fits both the result and `trajectories`."""
     if not config.context_turns:
         return list(trajectories)
     return [

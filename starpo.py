@@ -50,8 +50,8 @@ Differences from the paper and from RAGEN's code:
   each trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the
   loss.
 - By default `token_gae` steps from the last token of a turn directly to the first token of the next
-  turn. RAGEN v1 steps through the observation between them, with values of 0. This code also steps
-  through the observation if mask_observations=False, but with the critic's values.
+  turn. In RAGEN v1, the tokens of the observation between the turns are steps, too, and have values
+  of 0. If mask_observations=False, these tokens are steps here, too, but with the critic's values.
 - The reward of a turn is on its last token. This code finds the last token by the lengths of turns.
   RAGEN takes each token with a nonzero reward as the end of a turn, so it misses turns with
   reward 0.
@@ -176,7 +176,8 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
         names = "fraction, count, top_p, top_p_softmax or min_p"
         raise ValueError(f"strategy must be {names}, got {strategy!r}")
     # is_too_short[i]: ranks 0 to i together have too little mass. Mass is >= 0, so the True entries
-    # come first. Their groups are kept, and the next group, which reaches the target.
+    # come first. Keep the groups of the True entries and one more group, which brings the sum of
+    # the mass to the target.
     is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (C,)
     return 1 + int(is_too_short.sum())
 
@@ -195,9 +196,10 @@ def normalize_rewards(
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    With "mean_std" and "asym_clip", all rewards of turns are first divided by std + 1e-6, or set to
-    0 if all scores with their group id are equal. Then, with every method, the reward of each
-    trajectory's last turn is changed so that the trajectory's rewards sum to its new score.
+    With "mean_std" and "asym_clip", the reward of each turn is first divided by std + 1e-6. If all
+    scores with the turn's group id are equal, the reward is set to 0 instead. Then, with every
+    method, the reward of each trajectory's last turn is changed so that the trajectory's rewards
+    sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
@@ -321,9 +323,10 @@ def gae(
     """Generalised advantage estimation over the steps of each piece, such as a trajectory.
 
     A_t = delta_t + gamma_t lam_t A_{t+1}, delta_t = r_t + gamma_t V_{t+1} - V_t. V is 0 after the
-    last step of a piece, even if a limit ended the trajectory. The critic can foresee an end by the
-    limits on turns and actions, because the prompt shows how many are left. The critic cannot
-    foresee an end by max_context_tokens. The steps and pieces of the estimators with a critic:
+    last step of a piece, even if a limit ended the trajectory. If the limit is on turns or actions,
+    the critic can foresee the end, because the prompt shows how many turns and actions are left. If
+    the limit is max_context_tokens, the critic cannot foresee the end. The steps and pieces of the
+    estimators with a critic:
 
     token_gae                  steps are tokens, pieces are trajectories
     bi_level_gae, first pass   steps are turns, pieces are trajectories
@@ -432,7 +435,8 @@ def bi_level_gae(
 def whiten(x: Tensor) -> Tensor:
     """Shift x to mean 0 and scale it to (unbiased) standard deviation 1.
 
-    Args: x (R,) float, advantages of all kept response tokens of an iteration, equal on all ranks.
+    Args: x (R,) float, an iteration's advantages of all response tokens in the groups that the
+        filter kept. Every rank passes the same x.
     Returns: (R,), (x - mean) / (std + 1e-8), or x - mean if R < 2 or std <= 1e-6 max |x|.
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 7.
     >>> whiten(torch.tensor([1.0, 2.0, 3.0])).tolist()
@@ -574,8 +578,8 @@ def importance_weights(
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL". They
         cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so weight * ratio is at most
-        cap. The reason: PPO's clip sets no bound for a token with A < 0 whose pi grows over the
-        optimizer steps, and this cap bounds its loss.
+        cap. The reason: if a token has A < 0, PPO's clip does not bound its loss while pi grows
+        over the optimizer steps. The cap on pi / pi_engine bounds this loss.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309
@@ -670,9 +674,10 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     """Estimate KL(policy || reference) for each response token.
 
     With d = logprobs - ref_logprobs, clamped to [-20, 20]: "k1" is d, "k2" is d^2 / 2 and "k3" is
-    exp(-d) - 1 + d. As a term of the loss, on policy, k2 has the expected gradient of
-    KL(policy || reference), and k3 has that of KL(reference || policy). The expected gradient of k1
-    is 0, so k1 is for the reward only.
+    exp(-d) - 1 + d. On policy, the expected gradient of k2 is the gradient of
+    KL(policy || reference). The expected gradient of k3 is the gradient of KL(reference || policy).
+    The expected gradient of k1 is 0. So k1 is useless as a term of the loss, and is for the reward
+    only.
     Args: logprobs (R,), ref_logprobs (R,), nats. Returns: (R,) nats, with gradient in logprobs.
     Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
     >>> kl_penalty(torch.tensor([-1.0]), torch.tensor([-3.0]), "k2").tolist()

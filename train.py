@@ -382,7 +382,7 @@ class Experience:
 
 
 class Layout(NamedTuple):
-    """How the response tokens of the kept trajectories divide into turns and trajectories."""
+    """How the kept trajectories divide into turns and groups."""
 
     tokens_per_turn: list[int]  # K
     turns_per_trajectory: list[int]  # B

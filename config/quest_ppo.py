@@ -1,5 +1,5 @@
-# StarPO-S with PPO on Quest: the first setting of arXiv 2510.01132, with two rooms (w), three
-# objects (o) and four commands (q) in the shortest solution.
+# StarPO-S with PPO on Quest: the first setting of arXiv 2510.01132, with two rooms (w) and three
+# objects (o). The shortest solution has four commands (q).
 # Launch:  torchrun --standalone train.py config/quest_ppo.py
 
 env = "quest:w=2,o=3,q=4,goal=full,show=none"

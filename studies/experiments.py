@@ -1,4 +1,4 @@
-"""What experiments share. The file studies/STUDY/experiments.py defines those of one study.
+"""What the experiments of all studies share. studies/NAME/experiments.py defines those of a study.
 
 An `Experiment` compares curves. A `Curve` is a training run that is repeated with several seeds.
 The folder of a run is named after its config files, overrides and seed, so two experiments that
@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 class Curve:
     """A training run: names of files in config/, and settings that override these files.
 
-    If `sft` is given, SFT with the files and overrides of `sft` trains the model from which the run
-    starts. The run itself also uses the files and overrides of `sft`. Curves with equal `sft` share
-    one SFT run for each seed.
+    If `sft` is given, SFT first trains a model with the files and overrides of `sft`, and the run
+    starts from this model. The run itself also uses the files and overrides of `sft`. Curves with
+    equal `sft` share one SFT run for each seed.
     """
 
     files: tuple[str, ...]
@@ -51,8 +51,9 @@ class Experiment:
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
     curves: dict[str, Curve]  # label -> curve; a label begins with the environment
     scales: tuple[str, ...] = ("tiny", "full")  # keys of SCALES, the default first
-    # In the folder of the study, at the default scale, the table is {files}.md, and the picture is
-    # {files}.png. '' stands for the name of the experiment (its key in EXPERIMENTS).
+    # A name for files in the folder of the study. The table is {files}.md, and the picture is
+    # {files}.png. If the scale is not the default, the table is {files}_SCALE.md, and the picture
+    # is {files}_SCALE.png. '' stands for the name of the experiment (its key in EXPERIMENTS).
     files: str = ""
 
 
@@ -69,7 +70,8 @@ class Scale:
 
     files: tuple[str, ...]  # config files that are read between Curve.files and Curve.overlays
     jobs: int  # number of runs at the same time
-    seconds: dict[str, Seconds]  # environment -> estimate, for curves without a finished run
+    # environment -> estimate, for curves without a finished run; other environments get the slowest
+    seconds: dict[str, Seconds]
     estimate: str  # what --dry_run prints as the source of its estimates
 
 
@@ -77,8 +79,8 @@ def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
     """Return a curve without the overrides that equal a default of SftConfig, so that equal runs
     have equal folder names.
 
-    An override that is left out cannot restore a default that a config file changes. To restore a
-    default, call `Curve` itself, which keeps all overrides."""
+    A config file may change a default. An override that should restore this default is left out, so
+    it has no effect. To restore a default, call `Curve` itself, which keeps all overrides."""
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 

@@ -92,7 +92,7 @@ def run(curve: Curve, scale: str, seed: int, study: str) -> str:
     failure = launch(command)
     if failure:
         return failure
-    if load_saved(out_dir, type(config)) != config:
+    if load_saved(out_dir) != config:
         return f"{out_dir} holds a run with other settings; remove it"
     row = make_row(command, config, sft_command(curve, scale, seed))
     path = STUDIES / study / "rows" / f"{out_dir.name}.json"

@@ -1,4 +1,4 @@
-"""What train.py, eval.py and the tools do besides the algorithm: they read commands and keep runs.
+"""What commands do besides the algorithm: read arguments, keep runs, measure and print.
 
 Before a run:     terminal, arguments, preflight, no_effect
 A run's folder:   run, run_folder, run_lock, checkpoint, settings_history

@@ -205,7 +205,7 @@ def load_saved(path: str | Path, kind: type[Config] = Config) -> Config:
 
     Args:
         path: a config.json, or the folder of a run.
-        kind: the class of the result. With Config, the settings of `sft_settings` are left out.
+        kind: the class of the result. With Config, settings that only tools.sft has are left out.
     Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
     """
     path = Path(path)

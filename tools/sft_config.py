@@ -1,6 +1,6 @@
 """The settings of supervised learning (tools/sft.py)."""
 
-from configurator import Config, Count, Fraction, Games, Natural, NotNegative
+from configurator import Config, Count, Fraction, Large, Natural, NotNegative
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ class SftConfig(Config):
 
     # -- supervised learning
     sft_steps: Natural = 0  # optimizer steps
-    sft_batch_size: Games = 16  # demonstrations per step
+    sft_batch_size: Large = 16  # demonstrations per step
     sft_lr: NotNegative = 1e-5  # AdamW
     # learning rate of Muon, which trains the matrices of the layers; 0 = AdamW for all parameters
     sft_muon_lr: NotNegative = 0.0

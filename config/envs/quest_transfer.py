@@ -1,5 +1,6 @@
-# Extra settings for quest_ppo.py: evaluation also on quests with more rooms (w), more objects (o)
-# or longer solutions (q commands).
+# Extra settings for quest_ppo.py: evaluation also on quests that training never uses. Compared
+# with training, these quests have more rooms (w), more objects (o) or more commands in the shortest
+# solution (q).
 # Example:  torchrun --standalone train.py config/quest_ppo.py config/envs/quest_transfer.py
 
 eval_env = "quest:w=2,o=3,q=4,goal=full,show=none"

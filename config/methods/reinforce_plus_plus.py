@@ -1,6 +1,7 @@
 # Extra settings for frozenlake_grpo.py: REINFORCE++ (arXiv 2501.03262). It whitens the returns of
 # each iteration, without critic or group baseline. KL is part of the reward.
-# --estimator=reinforce_plus_plus_baseline whitens scores minus their group's mean.
+# --estimator=reinforce_plus_plus_baseline subtracts the group's mean score from each score, and
+# whitens the differences.
 # Example:  python train.py config/frozenlake_grpo.py config/methods/reinforce_plus_plus.py
 
 estimator = "reinforce_plus_plus"

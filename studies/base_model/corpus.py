@@ -11,9 +11,9 @@ Training begins with drills that ask one question each. Without this easy part, 
 the base model does not learn to read boards.
 
 No document starts on an evaluation or held-out board (RESERVED), or on a Sokoban board that differs
-from such a board only in its symbols. The corpus lacks three things that test generalisation: the
-meanings of the Sokoban symbols in "newvocab", board sizes other than those of WORLDS, and the
-bandit arms of "jobs_test".
+from such a board only in its symbols. Three things can test generalisation, because the corpus
+lacks them: the meanings that symbols=newvocab (an option of Sokoban) gives to symbols, board sizes
+other than those of WORLDS, and the arms of pair=jobs_test (an option of Bandit).
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """

@@ -135,7 +135,8 @@ def test_documents_are_right_and_of_every_kind(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("planners", [0.0, 0.5, 1.0])
 def test_every_game_has_a_player_of_the_crowd(chat, planners):
-    """Three players share the games that the planner does not play, in proportion to SHARES."""
+    """The planner plays the share `planners` of the games. The three other players play the rest,
+    in proportion to crowd.SHARES."""
     sizes = dict(max_context_tokens=1024, micro_batch_tokens=1024)
     config = SftConfig(seed=7, sft_planners=planners, **sizes)
     counts = Counter()
@@ -170,7 +171,8 @@ def test_a_game_with_errors_has_random_turns():
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """With frozen_prob=0.9 a drawn board is often a reserved one, so another must be drawn."""
+    """Reserved boards are the evaluation and held-out boards. With frozen_prob=0.9 a drawn board is
+    often reserved, so draw_unreserved must draw another board."""
     started = []
     start = Env.start
 

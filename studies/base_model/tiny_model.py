@@ -39,7 +39,8 @@ QWEN2_SPLIT = (
 )
 # While the merges are learned, this splits text into words, digits, "||" and cells of a grid.
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
-# Added tokens: the tags of a reply, and " 0" to " 9", which QWEN2_SPLIT would split.
+# QWEN2_SPLIT would split the tags of a reply, and " 0" to " 9". So each of these texts becomes an
+# added token.
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 SPACED_DIGITS = tuple(f" {digit}" for digit in range(10))
 

@@ -14,8 +14,8 @@ def collapsing() -> dict[str, Curve]:
     trajectories in each step.
     Dynamic sampling and SAMPO drop groups in which all scores are equal, so an iteration of these
     two methods may have fewer than four steps.
-    The bfloat16 engine is tried at 1e-3. At this rate, none of three StarPO runs in float32
-    collapses.
+    The four methods named "bfloat16 engine" sample in bfloat16, train in float32 (on a CPU), and
+    use the learning rate 1e-3. At this rate, none of three StarPO runs in float32 collapses.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}

@@ -5,9 +5,9 @@
 
 studies/signs.py defines collapses and signs. Example of a *sign*: the median of the entropy over 3
 iterations is more than 1.5 times its median over iterations 1 to 5. A sign predicts a collapse if
-it begins no later than the last evaluation before the collapse. The factor of each sign (1.5 in the
-example) is chosen on the runs of every second pair of method and learning rate, and tested on the
-runs of the other pairs.
+it begins no later than the last evaluation before the collapse. A *cell* is a method at a learning
+rate. The factor of each sign (1.5 in the example) is chosen on the runs of every second cell, and
+tested on the runs of the other cells.
 """
 
 from configurator import UserError
@@ -51,8 +51,8 @@ FAMILIES = {  # beginning of a method's name -> its line in collapse.png; the fi
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried by `fit`
-# factors: after iteration FIRST, a grad_norm > factor * median(grad_norm[:FIRST]) is a spike
-SPIKES = (3.0, 10.0)
+# A spike is the first iteration > FIRST with a grad_norm > factor * median(grad_norm[:FIRST]).
+SPIKES = (3.0, 10.0)  # each factor has two rows in the table of spikes
 
 FOLDER = Path("studies/collapse")
 Row = dict  # the record of one run, see studies/runs.py
@@ -196,7 +196,7 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
 
 
 def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
-    """Return the last four cells of a row in the table of `spike_lines`, for these runs."""
+    """Return the last four entries of one row in the table of `spike_lines`, for these runs."""
     num_then_collapse = 0
     num_no_collapse = 0
     num_after_collapse = 0

@@ -65,10 +65,11 @@ class Truth:
     def rank_reliability(self) -> float:
         """The expected rank correlation of the estimated advantages with new estimates.
 
-        The new estimates would use new draws, as many as the present estimates. The formula of
-        Spearman and Brown predicts this correlation from the rank correlation of two sets of
-        estimates, each from half of the present draws. The result is NaN if the two sets do not
-        correlate positively.
+        A *draw* is one continued game. The new estimates would use new draws, as many as the
+        present estimates. We split the present draws into halves, and compute a set of estimates
+        from each half. From the rank correlation of the two sets, the formula of Spearman and Brown
+        predicts the expected rank correlation. The result is NaN if the two sets do not correlate
+        positively.
         """
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])

@@ -66,10 +66,12 @@ def _check_pools(runs: dict[str, Config]) -> None:
     """Raise UserError if two runs with the same environment and estimator have the same seed, or
     differ in another setting.
 
-    The report averages runs with one environment and estimator as seeds of a method. The check
-    ignores WITHOUT_EFFECT (support/seed_groups.py). In the present settings of a run, the check
-    also ignores the settings that `_credit_settings` replaces. If a restart changed settings of a
-    run, the check compares all settings before the restart, except the seed and WITHOUT_EFFECT."""
+    If runs have the same environment and estimator, the report takes them for seeds of one method
+    and averages them. The check ignores the settings in WITHOUT_EFFECT (support/seed_groups.py),
+    which do not change training. In the present settings of a run, the check also ignores the
+    settings that `_credit_settings` replaces. If a restart changed the settings of a run, the check
+    also compares the settings before the restart. Of these earlier settings, the check ignores only
+    the seed and WITHOUT_EFFECT."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
@@ -90,7 +92,11 @@ def _earlier_of(folder: str) -> tuple:
 
 
 def _credit_settings(config: Config) -> Config:
-    """Return the settings, but with native rewards, loss on replies only, no filter, no KL term.
+    """Return the settings, changed for the measurement of credit.
+
+    The environment's rewards stay unchanged, because `credits_of` (estimators.py) applies each
+    reward density itself. Only the tokens of replies get advantages and a loss. The filter keeps
+    all groups. There is no KL term.
 
     Raises: UserError if num_groups or group_size is below 2, or if env is not a single frozenlake
         or sokoban."""

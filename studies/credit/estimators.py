@@ -145,7 +145,9 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the index of each game's first turn among all K turns, and K as last, (games + 1,)."""
+    """Return the index of each game's first turn among all K turns, (games + 1,).
+
+    The last entry is K: the number of all turns."""
     return np.cumsum([0, *(game.num_turns for game in games)])
 
 

@@ -79,8 +79,8 @@ def measure_missing(
     """Measure the checkpoints whose label has the value None in `cases`, and replace None there."""
     device = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device)
-    # "start" has no folder: its weights are those of the new learner. So `job.checkpoints` lists
-    # "start" before the checkpoints that must be loaded.
+    # "start" has no folder: its weights are those of the new learner. `load_learner` overwrites
+    # the weights of the learner. So `job.checkpoints` lists "start" before all other checkpoints.
     for label, folder in job.checkpoints[run].items():
         if cases[label] is not None:
             continue

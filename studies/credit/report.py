@@ -52,7 +52,10 @@ Numbers = dict[str, list[float]]  # measure -> [value, half-width of its 95 % in
 
 @dataclass
 class Summary:
-    """Means of facts and measures at one checkpoint, over runs that differ only in the seed."""
+    """The report's numbers on one checkpoint: means over runs that differ only in the seed.
+
+    `facts` describe the games, the true advantages and the CPU time of the measurement.
+    `estimators` and `critic` hold the measures of accuracy, with their 95 % intervals."""
 
     env: str
     method: str  # the estimator that trained the policy

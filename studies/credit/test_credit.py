@@ -228,9 +228,10 @@ def test_values_of_the_lake_are_those_of_the_best_sequences():
     assert values[1, 0, 5] == 0 and values[2, 0, 5] == 1  # three moves take two turns
     assert values[2, 0, 2] == 0 and values[1, 1, 2] == 1 and values[1, 1, 1] == 0
     slippery = lake_values(2, frozenset([2]), 1, 0.8, 1, 3, 3)
-    # From cell 0, Right reaches the goal with probability 0.8 and the hole with 0.1. Up reaches the
-    # goal with probability 0.1 and stays otherwise. With two turns left, the value of cell 0 is
-    # 0.88. So with three turns left, the value of Up is 0.1 + 0.9 * 0.88 = 0.892, and the value of
+    # From cell 0, Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with
+    # 0.1. Up reaches the goal with probability 0.1 and stays otherwise. With one or two turns left,
+    # Right is best: the value of cell 0 is 0.8 with one turn left, and 0.8 + 0.1 * 0.8 = 0.88 with
+    # two. So with three turns left, the value of Up is 0.1 + 0.9 * 0.88 = 0.892, and the value of
     # Right only 0.8 + 0.1 * 0.88 = 0.888.
     assert slippery[1, 0, 3] == pytest.approx(0.8)
     assert slippery[2, 0, 3] == pytest.approx(0.88)
@@ -394,9 +395,10 @@ def test_the_noise_of_the_truth_is_known():
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)
     assert truth.spread() == pytest.approx(0.09, rel=0.06)
     assert truth.reliability() == pytest.approx(0.742, abs=0.02)
-    # The ceiling is Pearson's correlation of estimated and exact advantages: the root of the
-    # reliability. With m draws, the reliability is 0.09 / (0.09 + 0.5 / m). The ceiling is 0.95 if
-    # the reliability is 0.95^2 = 0.9025: at m = 0.5 / 0.09 * 0.9025 / 0.0975 = 51.4.
+    # `draws_for(0.95)` is the number of draws m at which Pearson's correlation of estimated and
+    # exact advantages is 0.95. This correlation is the root of the reliability. With m draws, the
+    # reliability is 0.09 / (0.09 + 0.5 / m). The reliability is 0.95^2 = 0.9025 at
+    # m = 0.5 / 0.09 * 0.9025 / (1 - 0.9025) = 51.4.
     assert truth.draws_for(0.95) == pytest.approx(51.4, abs=4)
 
 

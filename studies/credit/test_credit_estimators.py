@@ -176,7 +176,8 @@ def test_a_run_from_start_to_picture(trained_folder, tmp_path, capsys, monkeypat
     assert (tmp_path / "out/credit.png").stat().st_size > 10_000
     summaries = json.loads((tmp_path / "out/credit.json").read_text())
     assert [summary["label"] for summary in summaries] == ["start", "1", "end"]
-    monkeypatch.setattr(credit, "measure_policy", None)  # a second measurement would fail
+    # Without `measure_policy`, measuring fails. So the next call must read the files in OUT/cases.
+    monkeypatch.setattr(credit, "measure_policy", None)
     credit.main(words)
     assert (tmp_path / "out/credit.md").read_text() in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"measured with other settings \(draws\)"):

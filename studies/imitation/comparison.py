@@ -83,7 +83,7 @@ class World(NamedTuple):
 def methods_of(
     name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
 ) -> dict[str, Method]:
-    """Return the methods for one grid world, as name of the row in table.md -> method.
+    """Return the methods for one grid world: name of the row in table.md -> method.
 
     Args:
         name: PPO reads config/NAME_ppo.py, and GRPO reads config/NAME_grpo.py.
@@ -106,7 +106,7 @@ def methods_of(
 
 
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
-    """Return StarPO-S, GiGPO and SAMPO, as name of the row in table.md -> method.
+    """Return the methods StarPO-S, GiGPO and SAMPO: name of the row in table.md -> method.
 
     We chose the numbers of iterations to make each run take about as much CPU time as PPO. In
     table.md these runs take 0.9 to 1.4 times the CPU time of PPO.

@@ -1,7 +1,7 @@
 """The experiments of two papers: arXiv 2504.20073 (RAGEN) and arXiv 2510.01132 (the Guide).
 
-RAGEN and GUIDE map names to the experiments of each paper, for the command
-`python -m studies.reproduce`.
+RAGEN and GUIDE hold the experiments of each paper by name. `python -m studies.reproduce` reads
+EXPERIMENTS, which joins them.
 """
 
 from studies.experiments import (

@@ -565,7 +565,7 @@ def test_the_help_of_one_setting():
     )
     with pytest.raises(UserError, match="unknown key 'lamb' from --help: did you mean lam?"):
         setting_help("lamb")
-    with pytest.raises(UserError, match="sft_lr from --help is a setting of tools.sft"):
+    with pytest.raises(UserError, match="sft_lr from --help: names that begin with sft_"):
         setting_help("sft_lr")
     assert setting_help("sft_lr", SftConfig).startswith("--sft_lr=1e-5  # 0 or more")
 
@@ -598,7 +598,7 @@ def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
     assert (sources["sft_lr"], sources["sft_steps"]) == (path, "command line")
     again, _, _ = load_config(["--seed=4"], base=config)
     assert again == replace(config, seed=4)
-    with pytest.raises(ValueError, match="sft_lr from command line is a setting of tools.sft"):
+    with pytest.raises(ValueError, match="sft_lr from command line: names that begin with sft_"):
         load_config(["--sft_lr=1.0"])
     with pytest.raises(ValueError, match="sft_lr must be float, got 'x'"):
         load_config([config_file(tmp_path, "sft_lr = 'x'")], kind=SftConfig)

@@ -1,4 +1,4 @@
-"""Tests of support/run_folder.py: saved settings, run folders, writes that survive a crash."""
+"""Tests of support/run_folder.py and utils/files.py: settings, run folders, crash-safe writes."""
 
 from configurator import Config, UserError, load_config
 

@@ -1,1 +1,1 @@
-"""The parts of tools/view.py."""
+"""The parts of tools/view.py, and screenshots of its page."""
