@@ -112,9 +112,10 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # If this process did the last iteration, the loop has evaluated. Otherwise the run was over
-    # when this process began: num_iterations is 0 or was lowered, early_stop was switched on, or an
-    # earlier process ended between the last checkpoint and the report.
+    # If this process did the last iteration, the loop has evaluated the policy. But the run may
+    # have been over when this process began: num_iterations is 0 or was lowered, early_stop was
+    # switched on, or an earlier process ended between the last checkpoint and the report. In this
+    # case, the loop did no iteration, and the policy is evaluated here.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -132,8 +133,8 @@ def iterate(
     """Do one iteration: rollouts, filter, advantages and update.
 
     Args: history: metrics of earlier iterations, for the moving averages of `measure_collapse`.
-    Returns: metrics by name (`iteration_metrics` sets what was not measured to None); the
-        trajectories of groups without an error."""
+    Returns: metrics by name, with None for each metric that was not measured; the trajectories of
+        the groups without an error."""
     config = learner.config
 
     # -- collect: P groups of N trajectories
@@ -155,8 +156,8 @@ def iterate(
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = ranking_values(config, trajectories, stats)  # (P,) as the setting filter_by says
-    # The filter sees all P groups. Only if dynamic sampling made P larger than num_groups, it sees
-    # num_groups of them: first those with variance, then others if there are too few.
+    # If dynamic sampling made P larger than num_groups, the filter sees num_groups of the P groups:
+    # first groups with variance, then groups without. Otherwise the filter sees all P groups.
     candidates = filter_candidates(config, stats)  # (1 to P,) indices of groups
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (0 to P,) indices of groups
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
@@ -194,7 +195,7 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     Every rank plays a part of the trajectories and returns all of them. The first round samples
     num_groups groups. With dynamic sampling (sampling_rounds > 1), further rounds sample more
     groups, until num_groups groups have variance. There are at most sampling_rounds rounds. The
-    result may hold more than num_groups groups."""
+    result also holds the groups without variance, so it may have more than num_groups groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)

@@ -57,7 +57,8 @@ def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None
 
 
 def looks_of(columns: dict[str, Curves]) -> dict[str, dict]:
-    """Return the look of each curve: name -> colour and dashes, the same in all columns."""
+    """Return label of a curve, without the environment -> colour and dashes. Curves with the same
+    label look the same in the columns of all environments."""
     labels: dict[str, None] = {}
     for inside in columns.values():
         labels.update(dict.fromkeys(inside))
@@ -94,8 +95,9 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
     """Draw a metric's mean over the seeds and a band around the mean. The x axis counts passes over
     trajectories (iterations x epochs).
 
-    For evaluations, the band is the 95 % interval from `success_band`. For other metrics, the band
-    is the range of the seeds. A triangle marks the first warning of a collapse in a seed.
+    For the metric "eval_success", the band is the 95 % interval from `success_band`. For other
+    metrics, the band is the range of the seeds. For each seed with a sign of collapse, a triangle
+    on the line marks the iteration of the first sign (support/collapse_signs.py).
     """
     iterations, values = stack_seeds(rows, metric)  # (I,), (S, I)
     if not len(iterations):
@@ -121,10 +123,11 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw each reference player that obeys the policy's limits (`players_under_limits`) and whose
-    success is the same in the runs of all curves.
+    """Draw the reference players that all curves share. A shared player obeys every policy's
+    limits on turns and actions (`players_under_limits`) and has the same success in the runs of all
+    curves.
 
-    Returns: the labels of these players."""
+    Returns: the labels of the shared players."""
     players = []
     for rows in curves.values():
         wins = {name: games[0] for name, games in wins_of_run(rows).items()}

@@ -54,7 +54,9 @@ OPTIONS = {
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = the number in SCALES
     "only": "",  # run only the curves whose label contains this text
-    "again": False,  # run finished runs again if their folders in out/runs/ are gone
+    # Start finished runs, too. A run is repeated only if its folder in out/runs/ is gone: in an
+    # existing folder, train.py finds the finished run.
+    "again": False,
     "dry_run": False,
     "draw": False,
 }
@@ -204,8 +206,10 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimate the hours of a run, without its SFT stage. If runs with the same settings, apart
-    from the seed, are finished, use the mean of their seconds per iteration."""
+    """Estimate the hours of a run, without its SFT stage.
+
+    If there are finished runs with these settings and any seed, use the mean of their seconds per
+    iteration. Otherwise use the estimates in SCALES."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)

@@ -128,8 +128,9 @@ def make_row(command: Command, config: Config, sft: Command | None) -> dict:
     """Return the row of a finished run, from the files in its folder.
 
     "curve" holds the success at each evaluation, "series" the metrics of every iteration.
-    "successes" says whether each evaluation prompt was won (1) or not (0), by each reference player
-    and by the policy before and after RL."""
+    "successes" holds lists with a number for each evaluation prompt: 1 for success, else 0. Each
+    environment has a list for every reference player, one for the policy before RL, and one for the
+    policy after RL."""
     out_dir = command.out_dir
     steps = read_rows(out_dir / "metrics.jsonl")
     num_steps = max(1, len(steps))

@@ -59,8 +59,8 @@ def wins_in(env: str, rows: Rows) -> Wins:
 
 
 def wins_of_run(rows: Rows) -> Wins:
-    """Return the wins in the first environment in which the runs were scored. A row's "curve", the
-    success at each evaluation, is of the same environment."""
+    """Return the wins in the first environment in which the runs were scored. The values of
+    row["curve"], the success at each evaluation, are from the same environment."""
     env = next(iter(rows[0]["successes"]))
     return wins_in(env, rows)
 
@@ -101,7 +101,9 @@ def points_of(label: str, row: dict) -> Iterator[tuple]:
 
 
 def table(curves: Curves, caption: str) -> str:
-    """Return the success and costs of finished curves, a legend and reference players, in Markdown.
+    """Return Markdown: tables of success and costs, a legend, and a table of reference players.
+
+    The tables hold only curves with a finished run. A sentence names the other curves.
 
     Args: caption: what the picture beside the table shows.
     """

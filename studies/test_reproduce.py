@@ -38,8 +38,8 @@ FLAT = [0.5, None]  # values of a metric in two iterations; None: not measured
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """Go to a new folder that has config/ and, in studies/, folders of studies without files.
-    Returns: the path of studies/."""
+    """Make a folder with config/ and studies/, and go there. studies/ holds the folders of three
+    studies, without files. Returns: the path of studies/."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
     for study in ("papers", "credit", "collapse"):
@@ -495,7 +495,7 @@ def small(overrides):
     for key, value in kept.items():
         if key == "sft_steps":
             kept[key] = 1
-        elif value == 128:  # num_groups and batch_size in table 2
+        elif value == 128:  # the curve N=1 of table2 has num_groups=128 and batch_size=128
             kept[key] = 4
     return kept
 
@@ -545,7 +545,8 @@ def test_two_iterations_of_one_entry_per_experiment(results, monkeypatch):
 
 
 def test_what_a_run_writes_does_not_identify_it(results):
-    """`num_samples` is a former setting, which chose what to record."""
+    """Rows of old runs can hold the former setting `num_samples`. This setting chose only what a
+    run recorded. So `finished_rows` ignores this setting."""
     trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
     (path,) = results.glob("*/rows/*")

@@ -160,8 +160,8 @@ class Saver:
     def _remove_others(self, final: Path) -> None:
         """Keep the last `keep` checkpoints up to `final`, and remove all others.
 
-        If there are checkpoints after `final`, a restart found them damaged and continued from the
-        newest undamaged one.
+        If a restart finds the newest checkpoints damaged, the run continues from an older
+        checkpoint. So checkpoints after `final` are damaged.
         """
         old = self.out_dir / "old"
         folders = sorted(self.out_dir.glob(CHECKPOINTS))
@@ -336,8 +336,9 @@ def _local(tensor: Tensor) -> Tensor:
 def newest(out_dir: Path) -> Path | None:
     """The newest undamaged checkpoint, the same on every rank; None if there is no checkpoint.
 
-    Raises: UserError if all checkpoints are damaged. Also UserError if, in state.json of the newest
-        undamaged checkpoint, the format is not FORMAT or the step is not that of the folder's name.
+    Raises: UserError if all checkpoints are damaged, or if state.json of the newest undamaged
+        checkpoint has a format other than FORMAT, or a step other than the step in the folder's
+        name.
     """
     found = _newest_on_rank_0(out_dir) if parallel.rank() == 0 else None
     return parallel.all_gather_lists([found])[0][0]

@@ -97,9 +97,10 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
         collapsed   entropy and mutual information are low
 
     Entropy and mutual information are those of the last measurement on thoughts of first turns. A
-    measurement on a single prompt does not count, because its mutual information is always 0. If
-    no measurement counts, the metric `entropy` replaces the entropy of thoughts, and the result of
-    `_shows_trap` replaces mutual information: True means low, False means high.
+    measurement on a single prompt does not count, because its mutual information is always 0.
+
+    If no measurement counts, the metric `entropy` replaces the entropy of thoughts. Mutual
+    information then counts as low if `_shows_trap` returns True, and as high otherwise.
 
     Args: history: the rows before `row`. Returns: the regime; None if no entropy is known.
     """

@@ -33,8 +33,9 @@ def progress_bar(**options) -> tqdm:
 class Log:
     """Writes metrics.jsonl and TensorBoard files in `out_dir`, and W&B if config.wandb is given.
 
-    Args: history: rows of the iterations so far. They replace the content of metrics.jsonl, because
-        the file can have rows after the checkpoint from which the run continues.
+    Args: history: rows of the iterations so far. If the run continues from a checkpoint,
+        metrics.jsonl can hold rows of iterations after the checkpoint. So `history` replaces the
+        content of metrics.jsonl.
     """
 
     def __init__(self, out_dir: Path, history: Sequence[dict], config: Config):

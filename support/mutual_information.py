@@ -122,8 +122,9 @@ def _thought_span(turn: Turn, chat: Chat) -> range | None:
     The result is None if a tag is missing, or if the tags have only whitespace or no whole token
     between them.
 
-    Encoding the text again could give other tokens. So the function decodes prefixes of the sampled
-    tokens, and finds the tags by bisection.
+    The function decodes prefixes of the sampled tokens, and finds the tags by bisection. It does
+    not encode the text between the tags again, because encoding could give other tokens than the
+    sampled ones.
     A token that contains a part of a tag, like ".</", belongs to the tag.
     """
     before, opening_tag, rest = turn.text.partition("<think>")

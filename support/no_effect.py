@@ -12,8 +12,9 @@ one experiment. So train.py names a setting of an overlay only if the setting sw
 (METHOD_SWITCHES).
 
 Other commands name the command-line settings that they do not use. tools.sft also names the
-command-line settings that have no effect because of other settings. No command but train.py names
-settings from files, because the file of an experiment is for train.py.
+command-line settings that have no effect because of other settings. Only train.py names settings
+from files: the file of an experiment is written for train.py, so other commands need not use all
+settings in the file.
 """
 
 from configurator import CONFIG_FOLDER, CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, Config
@@ -110,8 +111,8 @@ def _one_step(config: Config) -> Iterator[Reason]:
     Before the first step, PPO's ratio is 1 if the trainer computes the old log-probs. Otherwise the
     engine gives the old log-probs, and the ratio is the mismatch of engine and trainer. In float32
     this mismatch is far below every limit, but in bfloat16 it may exceed the clip range of GSPO.
-    Even with one step, sequence_ratio may have an effect: with sequence_ratio, the loss lacks the
-    importance weights that correct the mismatch of engine and trainer."""
+    Importance weights correct the mismatch of engine and trainer, but with sequence_ratio the loss
+    has no such weights. So sequence_ratio may have an effect even with one step."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return

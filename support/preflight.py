@@ -86,7 +86,10 @@ def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: flo
 
 
 def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
-    """Draw an instance, which is compared but not played, and start evaluation game `index`.
+    """Start evaluation game `index`, and draw an instance that is compared but not played.
+
+    All builds play the same instance, because `reset` takes it from a cache. Only the instance that
+    each build draws here shows whether the method `draw` differs between the builds.
 
     Returns: values that must be equal in all builds."""
     instance = env.draw(np.random.default_rng(EVAL_SEED))

@@ -129,7 +129,9 @@ def write_report(
 
 
 def remove_final_outputs(out_dir: Path) -> None:
-    """Remove the final files of a finished run that continues."""
+    """When a finished run continues, remove the results that it wrote at its end.
+
+    These results belong to an earlier iteration, and scores.md marks a run as finished."""
     for name in ("scores.md", "scores.json", "eval_final.jsonl"):
         (out_dir / name).unlink(missing_ok=True)
     shutil.rmtree(out_dir / "policy", ignore_errors=True)
@@ -168,8 +170,9 @@ def next_steps_hint(config: Config) -> str:
     env = ""
     for key in ("env", "eval_env"):
         value = getattr(config, key)
-        # If an environment can run programs or read files, eval.py does not take it from the run's
-        # saved settings. So the printed command names the environment.
+        # Somebody else may have written the saved settings of a run. So if an environment can run
+        # programs or read files, eval.py does not take it from the saved settings, and the printed
+        # command must name the environment.
         if specs_that_run_programs(value):
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

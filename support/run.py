@@ -35,7 +35,8 @@ from support.scores import Scores
 from utils.checksums import changed_logs, find_damage
 from utils.files import read_json, read_rows, remove_partial_files, write_rows
 
-# If `_sampling_due`, an iteration writes this many trajectories, rounded up to whole groups.
+# Iterations for which `_sampling_due` is True write this many trajectories to trajectories.jsonl.
+# The number is rounded up to whole groups.
 SAMPLE_SIZE = 32
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
@@ -380,9 +381,9 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
 
     Args: history: rows of metrics.jsonl; `eval_success` is None if the evaluation had other prompts
         or rules than now.
-    Returns: the success, and a message for the user. If `eval_success` is None in every row, they
-        are -1 and "". Otherwise, if best/ is missing or damaged, the success is -1 and the message
-        says that best/ was lost. In all other cases the message is ""."""
+    Returns: (success, message for the user). If `eval_success` is None in every row, the function
+        returns (-1, ""). Otherwise, if best/ is missing or damaged, the success is -1 and the
+        message says that best/ was lost. In all other cases the message is ""."""
     known = {}
     for row in history:
         if row["eval_success"] is not None:
@@ -398,8 +399,8 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # If the success of best/ is unknown, the function returns the highest known success. There are
-    # three such cases. An older version saved best/ without its iteration. Or a restart dropped the
-    # row of the iteration of best/. Or the evaluation of that iteration had other prompts or rules
-    # than now.
+    # The success of best/ is unknown in three cases: an older version saved best/ without its
+    # iteration; a restart dropped the row of the iteration of best/; or the evaluation of that
+    # iteration had other prompts or rules than now. In these cases the function returns the highest
+    # known success.
     return known.get(step, max(known.values())), ""

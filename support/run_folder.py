@@ -226,7 +226,7 @@ def load_saved(path: str | Path, kind: type[Config] = Config) -> Config:
 
 
 def load_sft_settings(path: Path) -> dict[str, Any]:
-    """Read the settings in a config.json that only tools.sft has, and do not check their values.
+    """From a config.json, read the settings that only tools.sft has. Their values are not checked.
 
     Returns: {} for a run of train.py.
     Raises: UserError if the file cannot be read."""

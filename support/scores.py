@@ -181,8 +181,8 @@ def differences(
     models are not pooled with others, and why.
 
     Args: reference: the beginning of a row's name; a leading "ENV: " may be left out;
-        policies: a row's name -> folder of its model or name of its player. A row that is
-        named like its folder or player needs no entry.
+        policies: name of a row -> folder of the row's model, or name of the row's player. A row
+        needs no entry if the row's name is already this folder or player.
     Raises: UserError if no row's name begins with `reference`, or if rows of one environment differ
         in their prompts."""
     texts = []

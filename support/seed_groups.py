@@ -19,7 +19,7 @@ WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkp
 
 
 class Method(NamedTuple):
-    """What models must have in common to be seeds of one method."""
+    """Two models count as seeds of one method only if all these fields are equal."""
 
     # Name of the model's folder. Models in policy/ (the last policy of a run) are not pooled with
     # models in best/.

@@ -5,8 +5,9 @@ settings of earlier iterations:
 
     [{"until": 4, "config": {...}}, ...]    settings of iterations 1 to 4, and so on
 
-Runs with different earlier settings do not count as seeds of one method. The list leaves out
-changes that need no --take_config, because they do not change training (support/run_folder.py).
+Runs with different earlier settings do not count as seeds of one method. Some settings may change
+without --take_config, because they do not change training (`changed_settings` in
+support/run_folder.py). The list leaves out changes of these settings.
 """
 
 from configurator import Config
@@ -20,7 +21,8 @@ from utils.files import read_json
 
 EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # shape, see utils/json_shapes.py
 
-# Evaluations can be compared if these settings and the environments agree.
+# Two evaluations can be compared if both have the same environment and the same values of the
+# settings below.
 EVALUATION_READS = (
     "eval_split",
     "eval_size",

@@ -64,9 +64,10 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # Wilson's interval is for independent games. The mean over the n instances is as exact as the
-    # mean of num_games independent games. num_games is above n if the rates of the instances vary
-    # less than the results of single games.
+    # Wilson's interval is for independent games. The mean of N independent games has the variance
+    # `variance_of_a_game` / N. The mean over the n instances has the variance `variance` / n. The N
+    # that makes the two variances equal is num_games, but num_games is never below n. num_games is
+    # above n if the rates of the instances vary less than the results of single games.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -130,11 +131,12 @@ def seed_interval(rates: ndarray) -> Interval:
 
 
 def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
-    """Variance, over instances, of the score averaged over the seeds, (...,).
+    """Variance of the scores of the instances, (...,).
 
-    Two instances are added, one with the score `lowest` and one with 1. Without them, the variance
-    is too small if few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
-    confidence interval for a difference of binomial proportions based on paired data", 2012.
+    The score of an instance is its mean over the seeds. Two instances are added, one with the score
+    `lowest` and one with 1. Without the added instances, the variance is too small if few instances
+    differ from the rest. Source: Bonett and Price, "Adjusted Wald confidence interval for a
+    difference of binomial proportions based on paired data", 2012.
     """
     means = scores.mean(-2)  # (..., n)
     shape = (*means.shape[:-1], 1)

@@ -93,7 +93,8 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
             raise
         raise UserError("some code called sys.exit() before the command was finished") from error
     except BrokenPipeError as error:
-        # Python flushes stdout when the process ends. On the closed pipe, the flush would fail.
+        # Python flushes stdout when the process ends. The flush would fail on the closed pipe, so
+        # stdout is redirected to os.devnull.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UserError("the program that reads the output has ended, as head does") from error
     except OSError as error:

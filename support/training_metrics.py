@@ -104,11 +104,12 @@ def mean_over_steps(
 ) -> dict[str, float]:
     """Average metrics over the optimizer steps of an iteration.
 
-    A step counts in proportion to its response tokens. So a mean over the tokens of each mini-batch
-    becomes a mean over all tokens. (For observation_nll, too, a step counts in proportion to its
-    response tokens, although observation_nll is a mean over observation tokens.) For gradient norms
-    all steps count equally. logprob_diff_* are taken from the first step alone, because the engine
-    and the trainer have the same model weights only in the first step.
+    Each step trains on one mini-batch, and counts in proportion to the response tokens of the
+    mini-batch. So the means over the tokens of single mini-batches become one mean over all tokens.
+    (For observation_nll, too, a step counts in proportion to its response tokens, although
+    observation_nll is a mean over observation tokens.) For gradient norms all steps count equally.
+    logprob_diff_* are taken from the first step alone, because the engine and the trainer have the
+    same model weights only in the first step.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, tokens_per_step=[1, 3])
     {'entropy': 1.5, 'grad_norm': 1.5}

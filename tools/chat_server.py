@@ -24,8 +24,8 @@ TIMEOUT_S = 120.0  # of one attempt
 PROBE_S = 5.0  # time limit of the request for the list of models
 
 
-# A script reads its command line before the slow imports and again in main(). With the cache,
-# the second reading sends no request.
+# A script reads its command line before the slow imports and again in main(), and each reading
+# calls check_server. Because of the cache, the second call sends no request.
 @lru_cache
 def check_server(url: str) -> None:
     """Ask a server for its models, to report a wrong address or key before the slow imports.

@@ -4,8 +4,8 @@ The corpus of the tiny base model (studies/base_model) has games of these player
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
 - careful: like greedy, but does not move straight into a hole or push a box into a corner without a
-  target if it can avoid this. When careful compares moves in FrozenLake, each hole where a slip
-  would end adds one cell to the distance to the goal.
+  target if it can avoid this. In FrozenLake, the player careful prefers moves that end near the
+  goal. Each hole into which a move could slip counts as one more cell of distance.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
   drawn again in each turn.
 
@@ -36,7 +36,9 @@ SETTINGS_READ = f"{GAME} {REWARDS} eval_split eval_size"
 SEED_CROWD = 15  # makes the random streams of this file differ from those of other files
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MAX_RANDOM_SHARE = 0.2  # each game draws a probability of random turns below this value
+# For each game, draw_player draws the probability that a turn has random actions. The probability
+# is below this value.
+MAX_RANDOM_SHARE = 0.2
 LONGEST_PLAN = 3  # actions; in FrozenLake, longer plans are slow to compute
 
 # The cost of a move; the lowest is best. A later number counts only if the earlier ones are equal.
@@ -114,8 +116,10 @@ def careful(env: Grid, rng: np.random.Generator) -> str:
 
 
 def lake_cost(env: FrozenLake, index: int) -> Cost:
-    """Return the cost of a move: whether it enters a hole, then the distance to the goal plus the
-    number of holes where a slip would end. These holes count even on ice without slips."""
+    """Return the cost of a move, two values: whether the move enters a hole, then a sum.
+
+    The sum is the distance from the next cell to the goal, plus the number of holes into which the
+    move could slip. These holes count even on ice without slips."""
     ahead, *sides = [lake_neighbour(env.size, env.player, (index + i) % 4) for i in (0, -1, 1)]
     slips = sum(side in env.holes for side in sides)
     distance = manhattan_distance(env.size, ahead, env.goal)
@@ -123,9 +127,10 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return the cost of a move: whether a box is stuck in a corner without a target after the
-    move, then the two numbers of `Sokoban.cost_after`. A blocked move counts as if no box were
-    stuck, so it costs less than a move that leaves a box stuck."""
+    """Return the cost of a move, three values. The first value says whether, after the move, a box
+    is stuck in a corner without a target. The other two are the numbers of `Sokoban.cost_after`.
+    A blocked move counts as if no box were stuck, so it costs less than a move that leaves a box
+    stuck."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:

@@ -30,7 +30,8 @@ from utils.time_limit import EnvError, call_with_timeout
 from worlds.grids import Grid
 
 SEED_DEMOS = 11  # makes the random streams of this file differ from those of other files
-COMMIT_ONE = 0.75  # probability that the player `shortest` takes one action in a turn without noise
+# If a turn has no random actions, the player `shortest` takes one action with this probability.
+COMMIT_ONE = 0.75
 
 
 def recite(
@@ -101,10 +102,12 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
     """Return the demonstrations with these indices, cut to max_context_tokens.
 
-    A demonstration is left out if its game fails, if a reply is too long, or if the first turn does
-    not fit. At most the fraction max_error_frac may be left out. One demonstration may be left out
-    even if it is more than this fraction, because a restart would play the same game and fail
-    again. With max_error_frac=0, none may be left out.
+    A demonstration is left out if its game fails or if a reply is longer than max_response_tokens.
+    Without context_turns, a demonstration is also left out if its first turn is longer than
+    max_context_tokens. At most the fraction max_error_frac of the demonstrations may be left out.
+    If this fraction is less than one demonstration, one demonstration may still be left out,
+    because a restart would play the same game and fail again. With max_error_frac=0, none may be
+    left out.
 
     Raises: UserError with the first fault if too many demonstrations, or all, would be left out."""
     demonstrations = []
@@ -215,8 +218,9 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
     """Write the demonstrations of these settings as lines of JSON. Returns: their number.
 
-    eval.py --jsonl writes lines with the same keys and more, so sft_file can also name a file of
-    eval.py. Such a file needs sft_eval_games=True, because eval.py plays on evaluation prompts."""
+    For training, the setting sft_file names a file of demonstrations. The setting can also name a
+    file that eval.py --jsonl wrote, because lines of eval.py have the same keys and more. A file of
+    eval.py needs sft_eval_games=True, because eval.py plays on evaluation prompts."""
     demonstrations = demonstrations_at(config, chat, range(num_demonstrations(config)))
     with replace_file(path) as file:
         for trajectory in demonstrations:
@@ -240,10 +244,10 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
     """Read a file of demonstrations, and tokenize the games.
 
-    A line is illegal if it is no demonstration, if the game is on an evaluation prompt, if a reply
-    is too long, or if the first turn is too long (without context_turns). sft_eval_games=True
-    allows games on evaluation prompts. Without context_turns, a game longer than max_context_tokens
-    loses its last turns.
+    A line is illegal if it is no demonstration, or if a reply is longer than max_response_tokens.
+    Without sft_eval_games=True, a line is also illegal if its game is on an evaluation prompt.
+    Without context_turns, a game longer than max_context_tokens loses its last turns, and a line is
+    illegal if the first turn alone is longer than max_context_tokens.
 
     Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():

@@ -39,7 +39,8 @@ def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
         raise UserError("supervised learning does not log to W&B; leave --wandb out")
     check_imitation(config)
     if sources["out_dir"] == "default":
-        # train.py writes to the default folder without _sft.
+        # train.py writes to the default folder without _sft. The ending _sft gives supervised
+        # learning a folder of its own.
         config = replace(config, out_dir=f"{config.out_dir}_sft")
     if options["export"]:
         check_writable(options["export"])
@@ -102,8 +103,8 @@ WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # a warning is printed if a smaller fraction of replies is valid at the end
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # at most this many lines report the progress of a run
-# Keys and types of `totals`, in the notation of utils/json_shapes.py. `totals` holds sums and
-# lists over the finished steps. Each checkpoint stores `totals`.
+# Keys and types of the dict `totals` that `imitate` fills, in the notation of utils/json_shapes.py.
+# The dict holds sums and lists over the finished steps. Each checkpoint stores the dict.
 TOTALS = {
     "tokens": int,
     "response_tokens": int,
@@ -151,8 +152,8 @@ def without_effect(config: SftConfig) -> Iterator[Reason]:
 
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:
-    """Return the command for RL from the trained model. It repeats the arguments of `argv`, except
-    arguments that begin with an entry of `ours`."""
+    """Return the command for RL from the trained model. The command repeats the arguments of
+    `argv`, but not arguments that begin with an entry of `ours`, such as --sft_steps=200."""
     ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
     shared = [argument for argument in argv if not argument.startswith(ours)]
     return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])

@@ -8,7 +8,8 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class SftConfig(Config):
-    """The settings of tools.sft: those of Config, and more. Their names begin with SFT_PREFIX."""
+    """The settings of tools.sft: those of Config, and settings whose names begin with SFT_PREFIX,
+    "sft_"."""
 
     # -- supervised learning
     sft_steps: Natural = 0  # optimizer steps

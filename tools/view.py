@@ -172,7 +172,8 @@ def write_page(runs: list[Path], path: Path, refresh_s: int = 0) -> None:
 def fill_template(data: dict) -> str:
     """Return the HTML page with its style, its scripts and `data`.
 
-    `data` becomes JSON with each "<" written as \\u003c, because its texts may contain HTML.
+    `data` becomes JSON. A text in `data` may contain HTML, such as a </script> that would end the
+    page's element for `data`. So each "<" is written as \\u003c.
     """
     encoded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     scripts = [read_part(f"{name}.js") for name in SCRIPT_NAMES]

@@ -46,7 +46,8 @@ def exchange(
     finally:
         timer.cancel()
         connection.close()
-        # A reply that the timer cut off may look complete, so the clock decides.
+        # A reply that the timer cut off may look complete. So after the deadline, every reply
+        # counts as incomplete.
         if time.monotonic() >= deadline:
             raise TimeoutError(f"no complete reply within {time_limit_s:g} s")
 

@@ -75,8 +75,9 @@ def test_estimators_and_rewards_differ_in_what_they_name():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_replies_to_repair_fit(scale):
-    """The limit max_response_tokens = 32 in tiny_text.py is too low for Repair: demonstrated
-    replies have up to 36 tokens with the tiny tokenizer, and more with Qwen's."""
+    """Demonstrated replies in Repair have up to 36 tokens with the tiny tokenizer, and more with
+    Qwen's. So the limit max_response_tokens = 32 in config/recipes/tiny_text.py is too low for
+    Repair, and the runs restore the default of 400."""
     config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
     assert config.max_response_tokens == 400
 

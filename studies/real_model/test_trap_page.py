@@ -62,8 +62,8 @@ def test_a_run_loses_the_form_of_replies():
     row["series"]["valid_frac"] = valid
     *_, line = page.run_lines({"bandit StarPO": [row]})
     assert line == "| StarPO | 0 | 50 | 100 at 5 | no | 14 | 100 at 20 | 41 |"
-    # The median reply length of iterations 10 to 12 is 60, three times the first level. From
-    # iteration 14 on, most replies are invalid.
+    # The sign begins at iteration 12: the median reply length of iterations 10 to 12 is 60, three
+    # times the median of iterations 1 to 5. The run loses the form at iteration 14.
     assert page.sign_cell(row, page.SIGNS["replies grow by half"]) == "12: 2 before"
     # A run loses the form only if the share of valid replies is below page.LOST in at least its
     # last five iterations (page.LAST).

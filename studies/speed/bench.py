@@ -8,9 +8,10 @@
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
 The benchmarks head and scale have fixed settings: only --repeats and --json have an effect. The
-other benchmarks take their settings from config/frozenlake_grpo.py (`iteration` from
-config/bandit_grpo.py) and config/models/tiny.py, with a few changes (LAKE and BANDIT in bench.py).
-Config files and --key=value override the settings of these other benchmarks. An example:
+defaults of rollout, update and precision are config/frozenlake_grpo.py, config/models/tiny.py and a
+few changes (LAKE in bench.py). The defaults of iteration are config/bandit_grpo.py,
+config/models/tiny.py and a few changes (BANDIT in bench.py). Config files and --key=value override
+these defaults. An example:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 

@@ -94,7 +94,10 @@ class UpdateCase(NamedTuple):
     compiled: bool = False
 
     def measure(self, device: torch.device) -> dict[str, float]:
-        """Time one update of train.py. "MFU" is `FLOP / seconds / PEAK_FLOPS`."""
+        """Time one update of train.py.
+
+        "MFU" (model FLOP utilization) is `FLOP of the update / seconds / PEAK_FLOPS`.
+        """
         sizes = sizes_for(device)
         config = self.config(device)
         model = build_random(sizes.shape, device=device)
@@ -138,8 +141,8 @@ class UpdateCase(NamedTuple):
         """Return the FLOP of one pack.
 
         With "gae", the critic adds two forward passes and one backward pass. A forward pass costs 2
-        FLOP a weight and token, a backward pass 4. So the critic adds `(2 + 2 + 4) / 6 = 4/3` of a
-        forward and backward pass.
+        FLOP a weight and token, a backward pass 4. The critic has no LM head. So the critic adds
+        `(2 + 2 + 4) / 6 = 4/3` times the FLOP of a forward and backward pass through the body.
         """
         num_head = model.lm_head.weight.numel()
         num_body = sum(weight.numel() for weight in model.parameters()) - num_head
@@ -235,7 +238,8 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
         (logprobs.sum() + entropy.sum()).backward()
 
     seconds = median_seconds(run, device)
-    # 4 products: forward, recomputation in the backward, and two gradients
+    # 4 matrix products: the logits in the forward pass, the same logits again in the backward pass,
+    # and the gradients of `inputs` and `head`
     flop = 4 * 2.0 * sizes.head_positions * width * vocabulary
     return {"ms": 1000 * seconds, "of the peak": flop / PEAK_FLOPS / seconds}
 

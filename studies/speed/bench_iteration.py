@@ -89,10 +89,11 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Time iterations of train.py at growing numbers of trajectories, turns and ranks.
 
-    An exponent is the slope of log time over log number. For trajectories and turns, the time is
-    CPU time, and the slope is fitted without the smallest number. For ranks, the time is wall time,
-    and the numbers are 1 and 2. Turns are measured on Sokoban. Replies on Sokoban are cut at 24
-    tokens, because the tiny base model writes longer replies in late turns. `config` has no effect.
+    An exponent is the slope of log time over log size. The size is the number of trajectories,
+    turns or ranks. For trajectories and turns, the time is CPU time, and the slope is fitted
+    without the smallest size. For ranks, the time is wall time, and the sizes are 1 and 2. Turns
+    are measured on Sokoban. Replies on Sokoban are cut at 24 tokens, because the tiny base model
+    writes longer replies in late turns. `config` has no effect.
     """
     lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]

@@ -65,7 +65,11 @@ def update(config: Config, repeats: int) -> Rows:
 
 
 def load_plain(folder: str) -> PreTrainedModel:
-    """Load a plain transformers model. As in train.py, the padding token's embedding is trained."""
+    """Load a plain transformers model.
+
+    As in train.py, the padding token's embedding gets a gradient. Without this gradient, the
+    gradient norm could differ from that of the variant "packed".
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     model.get_input_embeddings().padding_idx = None
     return model

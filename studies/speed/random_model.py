@@ -4,9 +4,9 @@
     python -m studies.speed.random_model out/qwen --layers=2     # the same widths and vocabulary
     python train.py config/frozenlake_grpo.py --model=out/qwen --filter_zero_std=True
 
-The tokenizer of base/ knows 768 of the 151,936 tokens. All other tokens decode to nothing. So
-nearly every reply is malformed, and the scores of a group are equal. Without
---filter_zero_std=True, the filter drops groups with equal scores.
+The model gets the tokenizer of base/, which knows only 768 of the model's 151,936 tokens. All other
+tokens decode to nothing. So nearly every reply is malformed, and the scores of a group are equal.
+Without --filter_zero_std=True, the filter drops groups with equal scores.
 """
 
 from configurator import UserError, read_option

@@ -330,8 +330,9 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
     monkeypatch.setattr(bench_gpu, "seconds_of", take_given_time)
     row = UpdateCase("W2").measure(CPU)
-    # The 2 members of a group share 19 of the 20 tokens of their first prompt. Each member adds the
-    # last token of this prompt, 4 later prompts of 4 tokens and 5 replies of 8.
+    # The 2 members of a group share 19 of the 20 tokens of their first prompt. Each member adds 57
+    # tokens: the last token of this prompt (packing.py says why), 4 later prompts of 4 tokens and 5
+    # replies of 8.
     num_tokens = 2 * (19 + 2 * 57)
     assert row["s"] == 4.0 and row["tokens/s"] == num_tokens / 4.0
     assert row["MFU"] * 4.0 == pytest.approx(row["s at the peak"])

@@ -79,7 +79,7 @@ SMOLLM2_TEMPLATE = """\
 
 # If the system message contains "/system_override", the template leaves out the metadata: dates and
 # reasoning mode. Without "/system_override", the template writes no <|im_end|> after the system
-# message, like the published template without tools.
+# message. If a conversation has no tools, the published template writes no <|im_end|> there either.
 SMOLLM3_TEMPLATE = """\
 {%- set system = messages[0].content %}
 {%- set thinks = enable_thinking is not defined or enable_thinking %}

@@ -123,7 +123,8 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
             assert (found - expected).abs().max() < 1e-4
             assert min(len(t.first_prompt_ids) for t in played) > 2 * 32
             assert max(cached) >= 64
-        # Each update changes log-probs, so the check above would find stale weights in vLLM.
+        # The check above finds stale weights in vLLM only if each update changes log-probs. The
+        # check below makes sure that the last update changed them.
         if last is not None:
             trajectories, before = last
             after, _ = parallel.forward_sequences(learner.policy, trajectories, learner.config, 0.5)

@@ -439,7 +439,8 @@ def test_a_group_of_one_is_never_kept():
         load("--group_size=1", "--batch_size=1")
     assert load("--group_size=1", "--batch_size=1", "--filter_keep=1.0").group_size == 1
     assert load("--group_size=1", "--batch_size=1", "--filter_zero_std=True").group_size == 1
-    # 464 = 29 groups of 16, although 100 * 0.29 is 28.99.. in floating point
+    # The filter keeps 29 of 100 groups, although 100 * 0.29 is 28.99.. in floating point. 29 groups
+    # of 16 are 464 trajectories.
     assert load("--num_groups=100", "--filter_keep=0.29", "--batch_size=464").batch_size == 464
 
 

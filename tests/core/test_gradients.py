@@ -80,8 +80,9 @@ class Update:
         }[self.config.aggregation]
 
     def plain_gradient(self):
-        """Return the gradient of -sum of weight * A * log p over tokens, with one forward per
-        turn."""
+        """Return the gradient of a loss that is computed with one forward per turn.
+
+        The loss is minus the sum of token_weight * advantage * log-prob over response tokens."""
         plain = AutoModelForCausalLM.from_pretrained(self.start, dtype=torch.float32)
         for trajectory, advantages in zip(self.kept, self.advantages(), strict=True):
             seen = []
@@ -401,8 +402,9 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
 
 
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
-    """All ratios are e^2 = 7.4. Tokens with negative advantages are clipped only if dual_clip is on
-    (not 0) and below 7.4."""
+    """All ratios are e^2 = 7.4, so PPO clips tokens with positive advantages. dual_clip = 3 also
+    clips tokens with negative advantages. dual_clip = 0 is off, and dual_clip = 8 is above 7.4, so
+    neither 0 nor 8 clips a token with a negative advantage."""
 
     def move_away(experience):
         experience.old_logprobs = experience.old_logprobs - 2.0

@@ -86,7 +86,8 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
         ([2, 4, 1], False, [-1, 3 / 2]),
-        # A state without a plan has twice the first distance: 2 * 2 in the next row, then 2 * 3.
+        # A distance is the length of a plan. A later state without a plan has twice the first
+        # distance: the next two rows have the distances 2, 2 * 2, 2 * 2 and 3, 2 * 3, 1.
         ([2, None, None], False, [-1, 0]),
         ([3, None, 1], False, [-1, 5 / 3]),
         ([3, 0], True, [1]),

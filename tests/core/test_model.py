@@ -103,7 +103,9 @@ def one_by_one(reference, sequences, temperature):
 
 @pytest.mark.parametrize("kind", ["policy", "critic"])
 def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path, kind):
-    """config.json may name any token as padding, but packed batches have no padding."""
+    """config.json may name any token as the padding token. A Hugging Face model then gives the
+    embedding of this token no gradient. A packed batch has no padding, so the padding token in a
+    packed batch is a real token and must get a gradient."""
 
     def gradient(pad_token_id):
         random_model.config.pad_token_id = pad_token_id

@@ -648,6 +648,7 @@ def test_vllm_has_the_log_probs_of_the_trainer(rows_with_vllm, name):
     rows = rows_with_vllm[name]
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        # With GRPO and equal scores, only the entropy bonus has a gradient, and it is small.
+        # The run of qwen3_untied uses GRPO. The scores in a group are equal, so all advantages are
+        # 0. Only the entropy bonus has a gradient, and this gradient is small.
         assert row["grad_norm"] > (0.0 if name == "qwen3_untied" else 0.1)
         assert row["logprob_diff_max"] < 1e-3

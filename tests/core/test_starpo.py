@@ -305,8 +305,9 @@ def test_filter_count_survives_float_product():
     assert filtered(scores, 2, 0.29).tolist() == list(range(71, 100))
 
 
-# The value of each group is its std. The four values are 1, 3, 0, 2, with the sum 6. The softmax of
-# 3, 2, 1, 0 is 0.644, 0.237, 0.087 and 0.032: 20.09, 7.39, 2.72 and 1, divided by their sum 31.19.
+# The value of each group is its std. The four values are 1, 3, 0, 2, with the sum 6. The powers
+# e^3, e^2, e^1 and e^0 are 20.09, 7.39, 2.72 and 1, with the sum 31.19. The softmax of 3, 2, 1, 0
+# divides each power by 31.19: 0.644, 0.237, 0.087 and 0.032.
 @pytest.mark.parametrize(
     "strategy, keep, options, kept",
     [
@@ -623,8 +624,9 @@ def test_bi_level_gae_by_hand():
     # The V of a turn is the V of its last token: 2 and 3.
     # The second turn has A = 1 - 3 = -2 and return A + V = 1.
     # The first turn has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return A + V = 0.5.
-    # The return of a turn becomes the reward of its last token. From the last token to the first,
-    # A is 1 - 3 = -2, 0.5 - 2 = -1.5 and 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
+    # The return of a turn becomes the reward of its last token. Each turn is now a trajectory of
+    # its own. The only token of the second turn has A = 1 - 3 = -2. In the first turn, the last
+    # token has A = 0.5 - 2 = -1.5. The first token has A = 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
     discounts = starpo.Discounts(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     advantages, returns = starpo.bi_level_gae(
         doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], discounts
@@ -933,6 +935,7 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
 # ---------- value loss
 
 # With value_clip = 0.5 and an old value of 1, v is clipped to [0.5, 1.5].
+# The loss is half of the larger term: (v - R)^2, or the clipped term (clipped v - R)^2.
 # Columns: v, R, loss, gradient in v, whether the clipped term is larger.
 VALUE_CASES = [
     (2.0, 3.0, 0.5 * 1.5**2, 0.0, 1),  # held at 1.5, (1.5 - 3)^2 = 2.25 > (2 - 3)^2
@@ -1202,8 +1205,8 @@ def test_errors_name_what_was_given(call, message):
 def test_importance_weights_by_hand():
     new, rollout = torch.tensor([-1.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.5, -1.0])
     # `new` has the log-probs of pi, and `rollout` has those of pi_engine.
-    # The old log-probs are the engine's, so ratio = pi / pi_engine, and the weight
-    # min(ratio, cap) / ratio is min(1, cap / ratio).
+    # The old log-probs are the engine's, so pi_old is pi_engine, and ratio = pi / pi_engine. The
+    # weight min(ratio, cap) / ratio is equal to min(1, cap / ratio).
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
     # The old log-probs are the trainer's. Before the first optimizer step of an update, pi is

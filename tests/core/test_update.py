@@ -299,7 +299,7 @@ def test_one_compilation_serves_rows_of_all_lengths(trained_folder, monkeypatch)
     for trajectory, logprobs in zip(trajectories, expected, strict=True):
         found, _ = policy(pack([trajectory]), 1.0)
         torch.testing.assert_close(found, logprobs, rtol=1e-5, atol=1e-5)
-        assert counters["stats"]["unique_graphs"] == 2  # a norm and an MLP
+        assert counters["stats"]["unique_graphs"] == 2  # one for the norms, one for the MLPs
 
 
 def test_compiled_parts_change_nothing(trained_folder, monkeypatch):

@@ -53,7 +53,8 @@ SMALL_RUN = dict(
     save_every=2,
 )
 
-# the commands that name settings which they do not read
+# Each of these commands reads only some settings. If a user gives another setting on the command
+# line, the command prints a line with the name of this setting.
 READERS = (
     "eval.py",
     "tools.api_models",

@@ -34,7 +34,8 @@ class Moment(NamedTuple):
     count: int
 
 
-# kind of moment -> owner and name of a function, and its approximate number of calls an iteration
+# kind of moment -> owner of a function, name of the function, and about how many times an iteration
+# calls the function
 MOMENTS = {
     "write": (os, "fsync", 10),
     "rollout": (VLLMEngine, "step", 8),

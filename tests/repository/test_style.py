@@ -159,7 +159,8 @@ class Measure(NamedTuple):
     nodes: int  # expression nodes
     lines: int  # lines of code
     packed: list[int]
-    nested: list[int]  # lines of comprehensions that hold others or have 3 or more clauses
+    # lines of comprehensions that hold another comprehension, or have 3 or more clauses (for, if)
+    nested: list[int]
 
     @property
     def density(self):

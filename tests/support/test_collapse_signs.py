@@ -79,8 +79,8 @@ def test_the_four_regimes(matrix, mi, entropy, expected):
 
 def test_entropy_is_low_against_the_start():
     # Each of a thought's ten tokens has p = 0.5 at the start (entropy 0.693 nats) and p = 0.9 later
-    # (0.105 nats). 0.105 is over the fixed limit of 0.05, but it counts as low after this start,
-    # because it is under a quarter of 0.693.
+    # (0.105 nats). Without the start, an entropy of 0.105 is not low, because the fixed limit is
+    # 0.05. After the start, 0.105 is low, because 0.105 is under a quarter of 0.693.
     start, later = (
         healthy(1)[0] | measured(10 * log([p, 0.01], [0.01, p]), [0, 1], [10, 10])
         for p in (0.5, 0.9)
@@ -151,7 +151,7 @@ def test_levels_in_a_sentence_by_hand():
     rows = changed(changed(healthy(20), 0, entropy=0.5), 17, entropy=0.1)
     assert new_warnings(rows) == ["sign of collapse: entropy per token went from 0.5 to 0.1"]
     assert new_warnings(rows[:19]) == []  # only two of the last five entropies are low
-    assert new_warnings(changed(rows, 17, entropy=0.126)) == []  # more than a quarter of 0.5
+    assert new_warnings(changed(rows, 17, entropy=0.126)) == []  # 0.126 is over a quarter of 0.5
     certain = changed(changed(rows, 0, entropy=0.04), 17, entropy=0.001)
     assert new_warnings(certain) == []  # entropy was low from the start
 

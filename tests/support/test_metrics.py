@@ -45,9 +45,10 @@ def test_names_that_depend_on_the_settings():
 def test_names_of_the_collapse_metrics():
     groups = metric_groups(Config())
     collapse = [name for name, group in groups.items() if group == "collapse"]
-    # Two names are regime and valid_thinking_rate. First thoughts and sampled thoughts each have
-    # pairs and mi_bound (2), five values per token and five per thought (10), marginal_std_ema and
-    # mi_zscore_ema (2), and three retrieval metrics for each of four k (12).
+    # The metrics regime and valid_thinking_rate exist once. All other collapse metrics exist twice,
+    # for first thoughts and for sampled thoughts: pairs and mi_bound (2); mi, mi_zscore,
+    # marginal_std and two entropies, each per token and per thought (10); marginal_std_ema and
+    # mi_zscore_ema (2); three retrieval metrics for each of four k (12).
     assert len(collapse) == 2 + 2 * (2 + 10 + 2 + 12)
     assert {"mi_seq_first", "mi_zscore_ema_sampled", "retrieval_above@8_first"} <= set(collapse)
 

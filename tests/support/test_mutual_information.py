@@ -219,8 +219,8 @@ def test_retrieval_by_rank():
 
 
 def test_shared_prompts_weigh_like_their_copies():
-    """RAGEN-2 gives the prompt of each of the N thoughts the weight 1/N. So the sum below counts a
-    prompt once for each of its thoughts."""
+    """RAGEN-2 averages over the prompts of all N thoughts, each with the weight 1/N. So if several
+    thoughts share a prompt, the sum below counts the prompt once for each of these thoughts."""
     rng = np.random.default_rng(0)
     own = [0, 2, 2, 1, 2, 0]
     matrix = rng.normal(size=(3, 6))

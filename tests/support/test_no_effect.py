@@ -269,7 +269,7 @@ def test_clips_act_on_mismatch_in_the_first_step():
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
         # With recompute_old_logprobs=True, the torch engine still returns log-probs, but vLLM
         # returns none. Without the engine's log-probs, sequence_mask compares the policy with
-        # itself, and the importance weights, which sequence_ratio removes, are all 1. So both
+        # itself, and sequence_ratio removes importance weights that are all 1 anyway. So both
         # settings have an effect with the torch engine, and no effect with vLLM.
         assert inert_settings(again, ["sequence_mask", "sequence_ratio"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)

@@ -59,8 +59,9 @@ def test_a_longer_schedule_is_refused_or_stays_visible(trained_folder, out_dir, 
     rows = rows_of(out_dir)
     for key, first in (("learning_rate", 1e-4), ("critic_lr", 2e-4)):
         assert [row[key] for row in rows] == pytest.approx([first * f for f in factors])
-    # Scores on the lake and on the bandit are not compared, so best/ holds a model from after the
-    # change of eval_env.
+    # Iterations 1 and 2 were evaluated on the lake, iterations 3 and 4 on the bandit. A score on
+    # the lake is not compared with a score on the bandit, so best/ holds the model of iteration 3
+    # or 4.
     assert json.loads((out_dir / "best/iteration.json").read_text())["step"] > 2
     run = read_run(out_dir)
     assert list(run.evaluations) == [0, 3, 4]

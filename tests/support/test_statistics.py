@@ -79,10 +79,11 @@ def test_rate_interval_of_two_seeds_by_hand():
     """Two seeds have rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
 
     `rate_interval` adds two instances with means 0 and 1, so the variance is (0.5^2 + 0.5^2) / 10 =
-    0.05. A game has the variance 0.25, so eight instances with the variance 0.05 count like 0.25 *
-    8 / 0.05 = 40 games. For two seeds, the 97.5 % quantile of Student's t is 12.7062, so the half
-    width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35. Rates are between 0 and 1, so the
-    interval is cut at 0 and 1.
+    0.05. A game that is won with probability 1/2 has the variance 0.25. So the mean over eight
+    instances with the variance 0.05 is as exact as the mean over 0.25 * 8 / 0.05 = 40 games. The
+    rates 1 and 0 have the standard deviation sqrt(0.5). For two seeds, the 97.5 % quantile of
+    Student's t is 12.7062, so the half width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35.
+    Rates are between 0 and 1, so the interval is cut at 0 and 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)

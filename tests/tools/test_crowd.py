@@ -44,8 +44,8 @@ def test_the_greedy_player_walks_into_holes_and_the_careful_one_around_them():
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 3, 5, rng) == ["Down"]
     # The edge stops Left and Up, so the player stays at Manhattan distance 2 from the goal. Left
-    # costs more, because a slip could end in the hole. The careful player avoids Left even on ice
-    # that is not slippery.
+    # costs more than Up: a move Left could slip down into the hole, and a move Up cannot slip down.
+    # The careful player avoids Left even on ice that is not slippery.
     assert choices(env) == choices(lake((4,), 0, 8, success_rate=0.8)) == {"Up"}
 
 

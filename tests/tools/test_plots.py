@@ -166,8 +166,8 @@ def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     (legend,) = axes.figure.legends
     entries = [text.get_text() for text in legend.get_texts()]
     assert entries == [" 95 % interval", " player under the same limits"]
-    # The band is a 95 % interval: at iteration 0 for 0 solved prompts out of 10, at iteration 4 for
-    # 10 out of 10.
+    # The band shows the 95 % interval. At iteration 0 the run solves none of 10 prompts, and at
+    # iteration 4 it solves all 10.
     (band,) = axes.collections
     heights = 100 * np.array([rate_interval(np.array([[win] * 10])) for win in (0, 1)])
     corners = band.get_paths()[0].vertices

@@ -114,7 +114,8 @@ def test_two_records_of_one_policy_are_two_rows(two_runs, record, tmp_path, caps
     more.write_text("\n".join([*first, *again]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [policy, f"{policy} (2)"]
-    # A repeated game is not a second sample of its prompt.
+    # If the file holds a game twice, the second copy belongs to a second evaluation. The copy is
+    # not a second sample of the prompt, so no pass@k is shown.
     more.write_text("\n".join([*first, *first]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     out = capsys.readouterr().out

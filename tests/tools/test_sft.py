@@ -186,7 +186,8 @@ def test_fine_tuning_of_lora(trained_folder, tmp_path, capsys):
         out_dir=tmp_path / "run",
     )
     sft.main([FROZENLAKE, *[f"--{key}={value}" for key, value in settings.items()]])
-    # The LoRA adapters of a matrix (out, in) are A (2, in) and B (out, 2): 2 (out + in) numbers.
+    # With lora_rank=2, a matrix (out, in) gets the adapters A (2, in) and B (out, 2). Together, A
+    # and B have 2 * (out + in) numbers.
     start = model.load_model(str(trained_folder))[0]
     sizes = [sum(p.shape) for n, p in start.named_parameters() if n.endswith("_proj.weight")]
     num_all = sum(p.numel() for p in start.parameters()) + 2 * sum(sizes)

@@ -250,7 +250,10 @@ def achieved(env, instance, k, turns, actions):
 
 
 def best_possible(instance, success_rate, k, turns, actions):
-    """Return the success probability of the best player that commits to 1 to k actions a turn."""
+    """Return the success probability of the best player.
+
+    In each turn, the player chooses 1 to k actions at once, before it sees where they lead.
+    """
     after, absorbing = lake_dynamics(instance, success_rate)
     sequences = [q for n in range(1, k + 1) for q in product(MOVES, repeat=n)]
 

@@ -71,7 +71,9 @@ def test_solutions_are_shortest():
             for action in rng.choice(rubik.Rubik.actions, count).tolist():
                 cube = rubik.turn(cube, action)
             path = rubik.shortest_solution(cube)
-            assert len(path) <= count and len(path) % 2 == count % 2  # a turn is an odd permutation
+            # Each turn is an odd permutation of the stickers. So the scramble and `path`, which
+            # undoes the scramble, have an even number of turns together.
+            assert len(path) <= count and len(path) % 2 == count % 2
             for number, action in enumerate(path):
                 assert len(rubik.shortest_solution(cube)) == len(path) - number
                 cube = rubik.turn(cube, action)

@@ -47,7 +47,9 @@ def test_repair_by_hand():
 def test_repair_leaves_out_what_the_unpatched_code_passes(reward):
     deciding = FAULTY_TESTS[repair.NUM_VISIBLE :]
     num_unpatched = sum(right == sum(x >= 3 for x in xs) for xs, right in deciding)
-    assert num_unpatched > 0  # a ratio over all tests would pay even without an edit
+    # The unpatched code passes some hidden tests. So a reward that is the share of passed hidden
+    # tests would pay even without an edit.
+    assert num_unpatched > 0
     assert opened(FAULTY, reward=reward).step("submit").reward == 0
 
     last = play(opened(FAULTY, reward=reward), ["edit 6: return 1000", "submit"])[-1]

@@ -229,7 +229,7 @@ def test_observation_modes_by_hand():
 
 
 def test_each_box_has_its_own_target():
-    # The free box gets the free target, though the taken target is nearer.
+    # The left box gets the target without a box, though the target under the right box is nearer.
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
     assert env.observe() == board + (

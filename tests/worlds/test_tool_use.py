@@ -125,8 +125,8 @@ def test_a_search_by_other_words_counts_as_well():
 def test_scores_by_hand():
     index = Index(TOWNS)
     names = [document.name for document in index.search("the SALT of new Tavor, 31", 3)]
-    # A word in d of the 3 documents has the weight log(1 + 3/d). "new" is in 1 document; "salt",
-    # "tavor" and "31" are in 2 documents each.
+    # If d of the 3 documents contain a word, the weight of the word is log(1 + 3/d). "new" is in 1
+    # document; "salt", "tavor" and "31" are in 2 documents each.
     new, common = math.log(4), math.log(2.5)
     assert new + 3 * common > 2 * common > common
     assert names == ["New Tavor", "Tavor", "Lunen"]

@@ -39,11 +39,12 @@ def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
     """Return the reference players that obey the policy's limits on turns and actions:
     label -> successes.
 
-    In the rows "closed loop" of eval.py a player takes one action a turn. The greedy player needs
-    the result of each action, so it needs a turn for each action. The greedy player obeys the
-    limits if max_turns is at least actions_per_traj. The random player ignores observations, so it
-    plays as well with several actions a turn as with one. The random player obeys the limits if the
-    policy's turns have room for all actions of a game.
+    In a row "PLAYER, closed loop" of eval.py's table, the player took one action a turn and had
+    enough turns for all actions, even if the policy has fewer turns. The greedy player needs the
+    result of each action, so it needs a turn for each action. The greedy player obeys the limits if
+    max_turns is at least actions_per_traj. The random player ignores observations, so it plays as
+    well with several actions a turn as with one. The random player obeys the limits if the policy's
+    turns have room for all actions of a game.
 
     Args:
         wins: name of a row in eval.py's table, such as "optimal, 5 a turn" -> successes.

@@ -51,8 +51,9 @@ def draw_curves(runs: Sequence[Path], *paths: Path) -> None:
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     """Plot success on the fixed prompts over iterations.
 
-    If all finished runs were scored in the same environment, plot the reference players of
-    `shared_players_under_limits`, too. An arm is one method with one or more seeds.
+    An arm is one method with one or more seeds. If all finished runs were scored in the same
+    environment, the plot also shows `shared_players_under_limits`: reference players that obey all
+    arms' limits on turns and actions.
 
     Args: paths: PNG or PDF files."""
     looks = {}
@@ -163,8 +164,9 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
     """Return name -> successes on `env`, for each name with equal successes in all runs.
 
-    Runs without scores on `env` are left out. A name is a key of `Wins`: a policy or a reference
-    player. Most names are those of reference players."""
+    Runs without scores on `env` are left out. A name is a key of `Wins`. The names "start" and
+    "after RL" stand for the policy before and after RL. All other names are those of reference
+    players."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
     for name, wins in (players[0] if players else {}).items():

@@ -152,6 +152,7 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
         is_training = "step" in record and "group" in record
         policy = record.get("policy", "recorded")
         # In eval_start.jsonl and eval_final.jsonl, train.py writes the environment under "policy".
+        # So if "policy" is the environment, the file does not name the policy.
         if policy == record["env"]:
             policy = "recorded"
         stage = None if is_training else shown(policy)
@@ -311,7 +312,8 @@ def describe_turn(
         env: the environment with its options.
         think, text_ids: as for `describe_trajectory`.
 
-    Returns: the fields below. "reply" is empty for a reply in the required format."""
+    Returns: the fields below. If a reply is in the required format, "reply" is empty, and the page
+        shows the thought instead."""
     cells = cells_of(env)
     message = split_message(shown(turn["observation"]), cells)
     last_message = split_message(shown(turn.get("closing") or ""), cells)
