@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # a script ends if one is missing
-# The settings of supervised learning have names that begin with SFT_PREFIX. Other commands skip
-# such names in a config file, so that one file serves all commands.
+# The settings of supervised learning have names that begin with SFT_PREFIX. Commands without these
+# settings skip such names in a config file, so that one file serves all commands.
 SFT_PREFIX = "sft_"
 
 

@@ -197,9 +197,9 @@ def normalize_rewards(
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
     With "mean_std" and "asym_clip", the reward of each turn is first divided by std + 1e-6. If all
-    scores with the turn's group id are equal, the reward is set to 0 instead. Then, with every
-    method, the reward of each trajectory's last turn is changed so that the trajectory's rewards
-    sum to its new score.
+    scores with its trajectory's group id are equal, the reward is set to 0 instead. Then, with
+    every method, the reward of each trajectory's last turn is changed so that the trajectory's
+    rewards sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
@@ -675,9 +675,8 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
 
     With d = logprobs - ref_logprobs, clamped to [-20, 20]: "k1" is d, "k2" is d^2 / 2 and "k3" is
     exp(-d) - 1 + d. On policy, the expected gradient of k2 is the gradient of
-    KL(policy || reference). The expected gradient of k3 is the gradient of KL(reference || policy).
-    The expected gradient of k1 is 0. So k1 is useless as a term of the loss, and is for the reward
-    only.
+    KL(policy || reference), that of k3 is the gradient of KL(reference || policy), and that of k1
+    is 0. So k1 is useless as a term of the loss, and is for the reward only.
     Args: logprobs (R,), ref_logprobs (R,), nats. Returns: (R,) nats, with gradient in logprobs.
     Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
     >>> kl_penalty(torch.tensor([-1.0]), torch.tensor([-3.0]), "k2").tolist()

@@ -157,7 +157,7 @@ def iterate(
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = ranking_values(config, trajectories, stats)  # (P,) as the setting filter_by says
     # If dynamic sampling made P larger than num_groups, the filter sees num_groups of the P groups:
-    # first groups with variance, then groups without. Otherwise the filter sees all P groups.
+    # those with variance and, if they are too few, others. Otherwise the filter sees all P groups.
     candidates = filter_candidates(config, stats)  # (1 to P,) indices of groups
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (0 to P,) indices of groups
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
@@ -329,10 +329,10 @@ def skipped_update(iteration: int, num_kept: int) -> str:
 class Experience:
     """The kept trajectories as inputs of the model, with the numbers that the losses need.
 
-    A sequence is one input of the model. It is a trajectory, unless context_turns limits the turns
-    that the policy sees. Then each turn is a sequence, and its prompt repeats the visible turns. A
-    tensor (R,) has one number for each response token of the S sequences, one sequence after the
-    other."""
+    A sequence is one input of the model. Without context_turns, each trajectory is a sequence. The
+    setting context_turns limits the turns that the policy sees. With context_turns, each turn is a
+    sequence, and the prompt of the turn repeats the visible turns. A tensor (R,) has one number for
+    each response token of the S sequences, one sequence after the other."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
     trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
@@ -383,7 +383,7 @@ class Experience:
 
 
 class Layout(NamedTuple):
-    """How the kept trajectories divide into turns and groups."""
+    """How the kept trajectories divide into groups, turns and response tokens."""
 
     tokens_per_turn: list[int]  # K
     turns_per_trajectory: list[int]  # B
@@ -467,9 +467,10 @@ def logprobs_before_update(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probs of the response tokens under pi_engine and under pi_old, (R,) each, nats.
 
-    By default pi_old is pi_engine, which saves a forward pass. With recompute_old_logprobs=True,
-    mask_observations=False or a KL in the reward, pi_old is the trainer's policy before the update,
-    which differs a little from pi_engine. The importance weights in `clipped_loss` correct for this
+    pi_engine is the policy as the engine computes it. By default pi_old is pi_engine, which saves a
+    forward pass. With recompute_old_logprobs=True, mask_observations=False or a KL in the reward,
+    pi_old is the policy before the update, as the trainer computes it. The trainer's numbers differ
+    a little from the engine's. The importance weights in `clipped_loss` correct for this
     difference, except with GSPO and at tokens without a log-prob of the engine."""
     config = learner.config
     sampled = torch.tensor(
@@ -481,9 +482,10 @@ def logprobs_before_update(
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # `sampled` is NaN where the engine gave no log-prob. With mask_observations=False, these are
-    # the tokens of prompts. With recompute_old_logprobs=True and vLLM, which is then not asked for
-    # log-probs, these are all tokens. In both cases the old log-prob takes the place of the NaN.
+    # `sampled` is NaN where the engine gave no log-prob. With mask_observations=False, the engine
+    # gave no log-probs of the prompt tokens. With recompute_old_logprobs=True, vLLM gave no
+    # log-probs at all, because it was not asked for them. In both cases the old log-prob takes the
+    # place of the NaN.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -623,9 +625,9 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
     A micro-batch divides its losses and metrics by the number of response tokens in the whole
-    mini-batch. (ECHO, a cross-entropy on observation tokens, divides by their number instead.) So
-    the losses and metrics of all micro-batches add up to those of the mini-batch, and the split
-    does not change the gradients.
+    mini-batch. (ECHO's loss, a cross-entropy on observation tokens, is divided by the number of
+    observation tokens in the whole mini-batch instead.) So the losses and metrics of all
+    micro-batches add up to those of the mini-batch, and the split does not change the gradients.
 
     Returns: the metrics of `policy_loss` and `critic_loss`, summed over the micro-batches of all
         ranks. logprob_diff_max is not summed: it is the maximum over these micro-batches."""
@@ -733,9 +735,9 @@ def clipped_loss(
     else:
         segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
-        # pi_engine corrects this. By default pi_old is pi_engine, and the weight is 1. Where pi /
-        # pi_engine exceeds importance_cap, the weight is smaller, so that weight * ratio equals the
-        # cap. The weight has no gradient.
+        # pi_engine corrects the ratio: weight * ratio is pi / pi_engine. By default pi_old is
+        # pi_engine, and the weight is 1. If pi / pi_engine exceeds importance_cap, the weight is
+        # smaller, so that weight * ratio equals the cap. The weight has no gradient.
         weights = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)

@@ -1,4 +1,4 @@
-"""What the experiments of all studies share. studies/NAME/experiments.py defines those of a study.
+"""What all experiments share. studies/STUDY/experiments.py defines the experiments of a study.
 
 An `Experiment` compares curves. A `Curve` is a training run that is repeated with several seeds.
 The folder of a run is named after its config files, overrides and seed, so two experiments that

@@ -57,7 +57,7 @@ def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None
 
 
 def looks_of(columns: dict[str, Curves]) -> dict[str, dict]:
-    """Return label of a curve, without the environment -> colour and dashes. Curves with the same
+    """Return label of a curve (without environment) -> colour and dashes. Curves with the same
     label look the same in the columns of all environments."""
     labels: dict[str, None] = {}
     for inside in columns.values():

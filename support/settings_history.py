@@ -21,7 +21,7 @@ from utils.files import read_json
 
 EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # shape, see utils/json_shapes.py
 
-# Two evaluations can be compared if both have the same environment and the same values of the
+# Two evaluations can be compared if both have the same environments and the same values of the
 # settings below.
 EVALUATION_READS = (
     "eval_split",

@@ -103,7 +103,7 @@ WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # a warning is printed if a smaller fraction of replies is valid at the end
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # at most this many lines report the progress of a run
-# Keys and types of the dict `totals` that `imitate` fills, in the notation of utils/json_shapes.py.
+# Keys and types of the dict `totals` of `imitate`, in the notation of utils/json_shapes.py.
 # The dict holds sums and lists over the finished steps. Each checkpoint stores the dict.
 TOTALS = {
     "tokens": int,

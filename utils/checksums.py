@@ -124,9 +124,9 @@ class LogChecksums:
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
         """The checksum of the beginning of each log, as the content of logs.json. Raises: OSError.
 
-        Args: sizes: name of a log -> length of its beginning in bytes. `self.digests` keeps
-            the digest of the bytes read so far, and no byte can be taken out of a digest. A later
-            call must therefore not give a smaller length for the same log.
+        Args: sizes: name of a log -> length of its beginning in bytes. A later call must not give
+            a smaller length for the same log, because `self.digests` keeps the digest of the bytes
+            read so far, and no byte can be taken out of a digest.
         """
         record = {}
         for name, size in sizes.items():
@@ -139,7 +139,9 @@ class LogChecksums:
 
 
 def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
-    """The names of the logs whose lines up to a checkpoint no longer match its checksums.
+    """The names of the logs that no longer match the checksums in a checkpoint.
+
+    A checksum covers the lines of a log up to the iteration of the checkpoint.
 
     Returns: the names; [] if the checkpoint has no logs.json, which older versions did not write.
     Raises: UserError if a file cannot be read, or logs.json names a file that is not in LOGS."""

@@ -63,8 +63,8 @@ def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
 def _parts_of_dict(value: dict, shape: dict, prefix: str) -> list[tuple]:
     """Return (place, item, shape of the item) for each key of `shape`.
 
-    The key `str` means each key of `value`. The place is the item's path as text. For a key
-    that `value` lacks, the item is `...`."""
+    The key `str` means each key of `value`. The place is the item's path as text. If `value` lacks
+    a key, the item is `...`, which matches only shapes of the form (shape, ...)."""
     parts = []
     for key, item_shape in shape.items():
         if key is str:

@@ -80,8 +80,8 @@ def _looks_like_folder(name: str) -> bool:
 def download(name: str) -> str:
     """Download a model from the Hugging Face hub. Returns: its folder in the local cache.
 
-    This function does not retry its first request to the hub. If transformers made the download, it
-    would retry long and silently.
+    transformers does not make the download, because transformers would retry long and silently.
+    This function does not retry its first request to the hub.
 
     Raises: UserError if the model is not in the cache and cannot be downloaded.
     """

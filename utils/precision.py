@@ -9,8 +9,8 @@ from torch import Tensor
 def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product a @ b in float32, for float32 or 16-bit factors.
 
-    A bfloat16 result would round logits near 16 to multiples of 1/8, and a float16 result would
-    round them to multiples of 1/64.
+    Logits are such a product. A bfloat16 result would round logits near 16 to multiples of 1/8, and
+    a float16 result would round them to multiples of 1/64.
 
     Args: a (N, K) and b (K, M) of one type; on a CPU, b may be in float32 already.
     Returns: (N, M) float32.
@@ -34,7 +34,8 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         values: float32.
         dtype: bfloat16 or float16. In float16, the expected value is not exact for numbers within
             6e-5 of 0, because the conversion rounds them to the nearest.
-        seed: gives each position a random threshold for rounding away from 0. Calls with the same
+        seed: gives each position a random threshold. If the bits that do not fit into `dtype` reach
+            the threshold, the value is rounded away from 0, else towards 0. Calls with the same
             seed have the same thresholds, so the rounded value of a growing weight never falls.
     """
     num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: 16 (bfloat16), 13 (float16)

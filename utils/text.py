@@ -14,7 +14,8 @@ def printable(text: str, limit: int = 500, keep: str = "") -> str:
     as \x1b.
 
     Args:
-        limit: the largest number of characters; a longer text is cut, and its length is added.
+        limit: the largest number of characters, counted with the escapes. A longer text is cut, and
+            a note after the cut gives the length of the original text.
         keep: characters to print as they are, such as a line break.
     >>> printable("red \x1b[31m", limit=8)
     'red \\x1b... (cut, 9 characters)'

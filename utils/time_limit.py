@@ -69,8 +69,8 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
             raise
         raise EnvError(time_out(limit_s)) from error
     finally:
-        # In most calls, __exit__ has called stop() already. But the signal may interrupt __exit__
-        # before its first line. Then only this call ends the limit.
+        # In most calls, __exit__ has called stop() already. But if the signal interrupts __exit__
+        # before its first line, only the stop() below ends the limit.
         limit.stop()
 
 
@@ -177,9 +177,10 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            # While wakes_at is inf, `look_at` puts an entry into `calls` for each new limit, so
-            # that the `get` below returns at once. Else a limit that is not in `limits` could be
-            # missed.
+            # The main thread may add a limit after `limits` is copied below. To notice this limit,
+            # wakes_at is set to inf before the copy: while wakes_at is inf, `look_at` puts an entry
+            # into `calls` for each new limit. With an entry, the `get` below returns at once, and
+            # the loop copies the limits again.
             self.wakes_at = math.inf
             limits = list(TimeLimit.active)
             self._ring(limits)

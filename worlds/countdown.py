@@ -26,7 +26,8 @@ class Countdown(Env):
     """Make the target from 2 to 4 numbers, each used once.
 
     A game has one action, an arithmetic expression. By default, numbers and targets have RAGEN's
-    ranges. Numbers are sorted in falling order, so that equal problems are equal instances.
+    ranges. Numbers are sorted in falling order, so that two problems with the same numbers and the
+    same target are the same instance.
     """
 
     TARGETS = range(10, 101)

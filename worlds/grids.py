@@ -191,9 +191,9 @@ class FrozenLake(Grid):
 
         Example: 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
         Away: the next cell in each direction that does not lead towards the goal. Goal: for
-        each direction towards the goal, the distance and the next two cells. Corner: if two
-        directions lead towards the goal, the cell after one move in the first direction and one
-        move in the second."""
+        each direction towards the goal, the distance and the next two cells. If two directions
+        lead towards the goal, the text also describes the corner: the cell after one move in the
+        first direction and one move in the second."""
         # such as ['2', 'down', '3', 'right'], or ['here'] at the goal
         offset = self._offset(self.player, self.goal).split()
         distances = offset[::2]
@@ -223,7 +223,8 @@ class FrozenLake(Grid):
     def statements(self) -> list[str]:
         names = [name.lower() for name in self.actions]
         next_words = [self._word_after(name) for name in names]
-        path = self._shortest_path()[:5]  # the moves of one turn; actions_per_turn is 5 by default
+        # the moves of one turn with 5 actions, which is the default of actions_per_turn
+        path = self._shortest_path()[:5]
         way = " ".join(names[move] for move in path) or "none"
         return [
             f"Next {' '.join(next_words)}.",
@@ -281,8 +282,8 @@ class Sokoban(Grid):
     """Push every box onto a target.
 
     `search_depth` limits the length of a sequence of moves in the search that draws rooms
-    (worlds/sokoban_rooms.py). RAGEN's search_depth is 300 for 6x6 rooms with one box, 10 for 8x8
-    rooms with two boxes, and 30 with the symbols "newvocab".
+    (worlds/sokoban_rooms.py). RAGEN's search_depth is 300 for 6x6 rooms with one box, and 10 for
+    8x8 rooms with two boxes. For rooms with the symbols "newvocab", RAGEN's search_depth is 30.
     """
 
     actions = ("Up", "Down", "Left", "Right")

@@ -89,7 +89,8 @@ def lake_plans(
     """Return codes of the optimal moves of a turn, for each (turns left, cell, actions left).
 
     This is value iteration over turns. In a turn, the player commits to a sequence q of 1 to
-    `max_actions` moves. With t turns and `a` actions left, and |q| <= a:
+    `max_actions` moves. |q| is the number of moves in q. With t turns and `a` actions left, q has
+    at most `a` moves, and:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
     If this maximum is below V_{t-1}(cell, a), then V_t(cell, a) is V_{t-1}(cell, a) instead, as if
     the player could skip a turn. V_0 is 1 at the goal, FALL_VALUE in a hole, and 0 elsewhere.

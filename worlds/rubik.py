@@ -17,13 +17,14 @@ import numpy as np
 from envs import Env, Move
 
 FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, down, left, back
-# A cube is a text of 24 letters, one for each place of a sticker. The letter names the home face of
-# the sticker in this place: the sticker lies on its home face when the cube is solved.
+# A cube is a text of 24 letters, one for each place of a sticker. The letter of a place names the
+# face on which the sticker in this place lies when the cube is solved.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
-# A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. The
-# places of a face are numbered row by row. The back face is seen from behind, and the bottom face
-# with its front edge on top.
+# face -> its cycles of places. A clockwise turn of the face moves the sticker in each place of a
+# cycle to the next place of the cycle, and from the last place to the first. The places of a face
+# are numbered row by row. The back face is seen from behind, and the bottom face with its front
+# edge on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
     "R": ((4, 5, 7, 6), (3, 20, 15, 11), (1, 22, 13, 9)),
@@ -34,7 +35,10 @@ MAX_DISTANCE = 14  # every cube can be solved by at most this many quarter turns
 
 
 def _sources() -> dict[str, tuple[int, ...]]:
-    """Return {action: for each of the 24 places, the place from which its new sticker comes}."""
+    """Return {action: sources}.
+
+    After the action, each of the 24 places i has the sticker that was in place sources[i] before.
+    """
     sources = {}
     for face, cycles in CYCLES.items():
         clockwise = list(range(24))

@@ -77,12 +77,12 @@ def reverse_play(
 ) -> tuple[int, tuple[int, ...]]:
     """Pull the boxes away from the targets, by depth-first search.
 
-    In a game, the same moves, each reversed and in reverse order, push the boxes onto the targets.
-    So the room can be solved.
+    In a game, the player can make the same moves backward, in reverse order. Then each pull becomes
+    a push, and the boxes end on the targets. So the room can be solved.
 
-    A move pulls the box behind the player, if there is one. A state can be the best only if neither
-    a box nor the player is on a target. Of the states that pass this test, the best has the largest
-    product of
+    A move pulls the box behind the player, if there is one. The search looks for the best state. In
+    the best state, neither a box nor the player is on a target. Of all visited states that meet
+    this condition, the best has the largest product of
     - the number of switches to another box, the first pull included, and
     - the total Manhattan distance of the boxes to their targets.
 

@@ -1,5 +1,5 @@
-# Extra settings for quest_ppo.py: evaluation also on quests that training never uses. Compared
-# with training, these quests have more rooms (w), more objects (o) or more commands in the shortest
+# Extra settings for quest_ppo.py: evaluation on quests of the size in training, and on larger
+# quests. Larger quests have more rooms (w), more objects (o) or more commands in the shortest
 # solution (q).
 # Example:  torchrun --standalone train.py config/quest_ppo.py config/envs/quest_transfer.py
 

@@ -9,8 +9,8 @@ A piece is a group of measurements (cases). A piece runs in a process of its own
 which is stopped after 4 minutes at the latest. If a case breaks the process, the remaining cases
 run in a new process. Results are appended to out/gpu/results.jsonl. The next call skips measured
 pieces, and runs failed pieces after all others. Only the piece `environment` keeps its place in the
-order, even if it failed. --out_dir=PATH replaces the folder out/gpu. --model=NAME sets the model of
-the piece `flagship`. Without vLLM, the pieces that need it are skipped.
+order, even if it failed. --out_dir=PATH sets a folder other than out/gpu. --model=NAME sets the
+model of the piece `flagship`. Without vLLM, the pieces that need it are skipped.
 """
 
 from configurator import Config, UserError, load_config

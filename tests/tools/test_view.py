@@ -49,8 +49,7 @@ def run_folder(tmp_path_factory):
 
 
 def near(picture, color, tolerance):
-    """Return a mask of the pixels of an RGB picture with nearly the color `color`, such as
-    #e2733a."""
+    """Return a mask of the pixels of an RGB picture that are nearly `color`, such as #e2733a."""
     wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     return np.abs(picture - wanted).sum(-1) < tolerance
 

@@ -226,8 +226,8 @@ class Program:
                 value = operand()
                 if bool(value) == decisive:
                     return value
-            # If no operand decides, the last operand gives the value. The steps of the last operand
-            # count twice, because it is computed again.
+            # No operand has the truth value `decisive`, so the last operand gives the value. The
+            # next line computes the last operand again, so the steps of this operand count twice.
             return operands[-1]()
 
         return compute

@@ -142,9 +142,9 @@ class Repair(Env):
 
     The policy can run 4 of the 10 tests. The 6 hidden tests decide about success.
 
-    `reward=binary` pays 1 if all hidden tests pass, else 0. `reward=ratio` pays (p - f) / (1 - f),
-    but never less than 0. p is the share of hidden tests that the submitted code passes, and f the
-    share that the faulty code passes.
+    `reward=binary` pays 1 if all hidden tests pass, else 0. For `reward=ratio`, let p be the share
+    of hidden tests that the submitted code passes, and f the share that the faulty code passes.
+    `reward=ratio` pays (p - f) / (1 - f), but never less than 0.
     """
 
     def __init__(self, *, reward: str = "binary", **common):

@@ -151,7 +151,7 @@ class SWE(Env):
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
         # A reply is split into actions at "||". If the patch contains "||", `patch_command` arrives
-        # as several actions. The first action is the text before the first "||".
+        # as several actions. So `command` is compared only with the text before the first "||".
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # no action is left for `submit`
@@ -164,7 +164,8 @@ class SWE(Env):
         passed = len(deciding & self._passed_tests()) / len(deciding)
         success = passed == 1
         reward = float(success)
-        # With "ratio", the unpatched code gets 0: it fails exactly the tests in `failing`.
+        # With "ratio", each failed test costs 1 / len(failing). The unpatched code fails exactly
+        # the tests in `failing`, so the unpatched code gets 0.
         if self.reward == "ratio":
             reward = max(0.0, 1 - (1 - passed) * len(deciding) / len(failing))
         return Move(reward, terminated=True, success=success, effective=True)

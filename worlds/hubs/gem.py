@@ -26,8 +26,8 @@ BOXED = re.compile(r"\\boxed\{(.*?)\}")
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
 MAX_STATES = 20_000  # `search` gives up if it has found more states than this
-# gem-llm 0.1.0 cannot make these two games without these arguments. The values do not matter: the
-# `reset` of these games replaces them.
+# gem-llm 0.1.0 cannot make these two games without these arguments. The values of the arguments do
+# not matter, because the `reset` of each game replaces the values.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},

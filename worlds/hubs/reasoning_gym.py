@@ -1,7 +1,8 @@
 """The generated datasets of the package reasoning-gym, as `--env=rg:NAME`.
 
 The package is optional. With one try, the score of the answer is the reward. With `tries=3` the
-player has three tries and sees the score of each. Then the rewards sum to the best score.
+player has three tries and sees the score of each. The reward of a try is how much the try
+raises the best score so far, so the rewards sum to the best score.
 
 Some datasets evaluate the answer as Python. `harmless` and WITH_LITERALS below keep an answer
 from running as a program.
@@ -28,7 +29,7 @@ from worlds.text.base import require_package
 DATASET_SIZE = 2**20  # questions in a dataset; a dataset in ONE_BY_ONE has 1
 MAX_CHARACTERS = 10_000  # of an answer
 # Datasets that need more than 20 ms of CPU time per question. The games of these datasets always
-# have splits=seed: then `Hub.draw` draws a seed only, and makes no question.
+# have splits=seed, so that `Hub.draw` draws only a seed and makes no question.
 SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"

@@ -94,8 +94,8 @@ class World(Env):
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         """Return `count` random commands, each possible after the ones before it.
 
-        Return only one command if `self.facts` is empty, because without facts the commands that
-        are possible after the first one are unknown.
+        If `self.facts` is empty, return only one command. Without facts, `effects` knows only the
+        commands that are possible now.
         """
         facts = self.facts
         commands = []

@@ -168,8 +168,10 @@ def read_steps(value: object) -> tuple[str, ...]:
 def read_name(value: object, key: str) -> str:
     """Read the name of an item or the title of a passage.
 
+    A search for a name without letters, digits and _ would find nothing.
+
     Raises: ValueError if `read_call_text` refuses the name, or if the name has no letter, digit
-        or _, because a search for it finds nothing."""
+        or _."""
     name = read_call_text(value, key, MAX_NAME)
     if not words_of(name):
         raise ValueError(f"{key} {name!r} has no letter and no digit")

@@ -175,9 +175,9 @@ class Household(World):
 
         `World.search` passes these things and places to `effects` as `only`.
 
-        If several target places are in the same state, such as closed, only the first of them is
-        returned, because one is enough for a shortest plan. The places of the player and of
-        wanted things are always returned."""
+        If several target places are in the same state, such as closed, return only the first of
+        them. One of them is enough for a shortest plan. The places of the player and of wanted
+        things are always returned."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
@@ -190,10 +190,11 @@ class Household(World):
     def progress(self, facts: Facts) -> float:
         """Return the share of the task's steps that are done, 0..1.
 
-        The steps are to hold the thing, to clean, heat or cool it if the task says so, and to store
-        it in the target. A stored thing counts as held. The task `two` has these steps for two
-        things, and both must be stored in the same place. The task `light` has two steps in this
-        order: hold the thing, then be at the lit lamp.
+        One step is to hold the thing, another is to store the thing in the target. A stored thing
+        counts as held. The tasks `clean`, `heat` and `cool` have a third step: to clean, heat or
+        cool the thing. The task `two` has two steps for each of two things, and the two things must
+        be stored in the same place. The task `light` has two steps in this order: hold the thing,
+        then be at the lit lamp.
         """
         if self.lamp:
             return self._reading_progress(facts)

@@ -278,7 +278,11 @@ class Quest(World):
 
 
 def _draw_links(rooms: list[str], colours: list[str], rng: np.random.Generator) -> list[Link]:
-    """Draw links that form a tree of rooms on a grid. Pop the doors' colours from `colours`."""
+    """Draw links that form a tree of rooms on a grid.
+
+    A door takes its colour out of `colours`, so that no other door or box gets the same colour. A
+    key unlocks the door or box of its colour.
+    """
     cells = {(0, 0): rooms[0]}
     links = []
     num_doors = 0

@@ -79,8 +79,8 @@ class ToolUse(Env):
         """Draw a `find` question: which item has these attributes?
 
         The optimal player searches for the attributes that are texts, not for the numbers.
-        Returns: None if this search shows no fitting item, or if more than MAX_ANSWERS items
-            fit."""
+        Returns: None if the search for the texts finds no item with the attributes (see `fits`), or
+            if more than MAX_ANSWERS items have the attributes."""
         target = self._draw_item(rng)
         wanted = {}
         for key in rng.permutation(list(target.attributes)).tolist()[:2]:
@@ -263,8 +263,9 @@ class ToolUse(Env):
 
     def statements(self) -> list[str]:
         notes = [step.note for step in self.steps if step.proof in self.proofs]
-        # A thought is split at full stops before it is compared with the statements, so a note with
-        # a full stop is left out.
+        # dialogue.py splits the policy's thought at full stops, and then compares each part with
+        # the statements. No part could equal a statement with a full stop inside. So a note with a
+        # full stop is left out.
         whole = [note for note in notes if "." not in note]
         return [f"Known {', '.join(whole) or 'nothing'}."]
 
@@ -314,7 +315,8 @@ class OwnData(ToolUse):
     drawn.
     """
 
-    runs_programs = True  # because it reads a file, see `Env.runs_programs`
+    # `OwnData` reads a file. The comment at `Env.runs_programs` says why reading files counts, too.
+    runs_programs = True
 
     def __init__(
         self,
@@ -338,7 +340,8 @@ class OwnData(ToolUse):
         if task == "all":
             self.tasks = possible_tasks(documents)
         few = 4 * SPLIT_SIZE if self.questions or task == "find" else 100
-        # Training and evaluation share the tasks if there are too few for disjoint splits.
+        # Fewer than `few` questions or items give too few tasks for disjoint splits. Then training
+        # and evaluation share the tasks.
         self.repeats = len(asked_about) < few
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -375,7 +378,10 @@ class OwnData(ToolUse):
         return ()
 
     def _search_for_answer(self, answer: str) -> tuple[Step, ...]:
-        """Return a search whose query is a document's name and which shows the answer, or ()."""
+        """Return one step: a search for a document's name that shows the answer.
+
+        Return () if no such search shows the answer.
+        """
         folded = answer.casefold()
         for document, text in zip(self.index.documents, self.index.folded, strict=True):
             if folded not in text or not has_answer(document, answer):
