@@ -459,7 +459,8 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    If `kind` is Config, names in a config file that begin with SFT_PREFIX are ignored.
+    Only classes with settings of supervised learning read names in a file that begin with "sft_".
+    With other classes, such names are ignored.
 
     Args:
         argv: the arguments after the script name.

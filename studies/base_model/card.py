@@ -64,7 +64,8 @@ def learning_table(rows: Sequence[dict]) -> list[str]:
     for world, name in WORLDS.items():
         for row in rows:
             values = row.get(f"{world} grid", {})
-            if "player" in values:  # the bandit has no board to read
+            # "player" scores the reading of a board; the bandit has no board
+            if "player" in values:
                 millions = f"{row['tokens'] / 1e6:.1f}"
                 cells = [name, f"{row['step']:,}", millions, *cells_of(values, LEARNED)]
                 lines.append(cells)
