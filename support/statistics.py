@@ -3,10 +3,11 @@
 A seed is one training run. An instance is one initial state of a game, such as a map. The intervals
 are for the mean over all seeds and all instances that could have been drawn. The error of a
 measured mean has two parts, from the choice of instances and from the choice of seeds. Each part
-has a half-width. The half-width for the choice of seeds uses quantiles of Student's t. `rate_interval`,
-`difference_interval` and `mean_over_seeds` combine the two half-widths into one: the root of the
-sum of the squares (the method MOVER of Zou and Donner, https://doi.org/10.1002/sim.3095).
-`seed_interval` leaves out the error from the choice of instances.
+has a half-width. The half-width for the choice of seeds uses quantiles of Student's t.
+`rate_interval`, `difference_interval` and `mean_over_seeds` combine the two half-widths into one:
+the root of the sum of the squares (the method MOVER of Zou and Donner,
+https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the error from the choice of
+instances.
 
 tests/support/test_statistics.py simulates how often `rate_interval` and `difference_interval`
 contain the true value.
