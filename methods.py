@@ -3,8 +3,9 @@
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
 methods here are off by default. In the list below, the setting that turns a method on stands in
 brackets. Only turn_ppo is no setting: it is a value of the setting `estimator`. The docstring of a
-method's first function states its source ("Source") and when the method changes anything ("has an
-effect" or "can have an effect"). docs/methods.md says where a new estimator goes.
+method's first function states its source ("Source") and the condition under which the method
+changes anything ("has an effect if", or "can have an effect if" where the condition alone is not
+enough). docs/methods.md says where a new estimator goes.
 
     reward density    replaces the rewards of the turns of a game [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]

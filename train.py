@@ -137,12 +137,12 @@ def iterate(
         the groups without an error."""
     config = learner.config
 
-    # -- collect: P groups of N trajectories
+    # -- collect: num_groups groups of N trajectories or, with dynamic sampling, perhaps more
     rollout_timer = Timer()
     sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
 
-    # -- drop the groups with an error (P counts the others); too many errors stop the run
+    # -- drop the groups with an error: P groups are left. Too many errors stop the run
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
@@ -250,7 +250,8 @@ def collect_groups(
         group_size=config.group_size,  # a rank plays whole groups
         split="train",
         temperature=config.temperature,
-        noise_seed=(config.seed, SEED_SAMPLING, step),  # `collect` adds instance, member and turn
+        # rollout.collect adds instance, member and turn to this seed
+        noise_seed=(config.seed, SEED_SAMPLING, step),
     )
 
 

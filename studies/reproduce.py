@@ -52,7 +52,7 @@ for study, experiments in STUDIES.items():
 OPTIONS = {
     "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = default of the first experiment named
     "seeds": "0,1,2",
-    "jobs": 0,  # runs at the same time; 0 = the number in SCALES
+    "jobs": 0,  # runs at the same time; 0 = `jobs` of the scale
     "only": "",  # run only the curves whose label contains this text
     # Start finished runs, too. A run is repeated only if its folder in out/runs/ is gone: in an
     # existing folder, train.py finds the finished run.

@@ -182,7 +182,8 @@ def cost_lines(curves: Curves) -> list[str]:
 def player_lines(curves: Curves) -> list[str]:
     """Return a table with a column for each reference player. Curves whose players have the same
     success share a row."""
-    rates: dict[str, dict[str, str]] = {}  # name of a row of `success_lines` -> player -> success
+    # curve (or "curve on environment") -> player -> success rate as text
+    rates: dict[str, dict[str, str]] = {}
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
             players = [player for player in wins if player not in POLICIES]

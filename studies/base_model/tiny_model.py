@@ -37,7 +37,8 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# While the merges are learned, this splits text into words, digits, "||" and cells of a grid.
+# This pattern splits text only while the merges are learned. A piece is a word, a digit, "||", or
+# any other single character.
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
 # QWEN2_SPLIT would split the tags of a reply, and " 0" to " 9". So each of these texts becomes an
 # added token.

@@ -52,7 +52,7 @@ class Result(NamedTuple):
     """The accuracy of an estimator's credit, and the success of its S runs, one for each seed."""
 
     name: str
-    speeds: np.ndarray  # (S,) mean success rate of the evaluations after iteration 0
+    speeds: np.ndarray  # (S,) success, averaged over all evaluations except the one before RL
     last: np.ndarray  # (S,) success after the last iteration
     cpu_s: float  # CPU seconds of RL, mean over the runs
     accuracies: dict[str, float]  # checkpoint -> rank correlation of credit and true advantage

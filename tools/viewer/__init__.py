@@ -1,1 +1,1 @@
-"""The parts of tools/view.py, and screenshots of its page."""
+"""The parts of tools/view.py, and the code that takes screenshots of its page."""

@@ -92,7 +92,7 @@ class Hub(Env):
 
     @classmethod
     def can_run_programs(cls, options: dict[str, str]) -> bool:
-        """Whether the class runs programs, or a setting is not numeric.
+        """Return True if the class runs programs, or if a setting is not numeric.
 
         A hub may execute a text in its settings. So a setting that is not numeric counts as a
         program."""
