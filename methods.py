@@ -189,8 +189,8 @@ def gigpo_advantages(
     """GiGPO's second advantage: compare each turn with the turns of its group in the same state.
 
     A_k = (G_k - mean) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
-    over the n turns of the group that start in the state of turn k. F depends on the estimator;
-    `Config` refuses state_weight with other estimators than these three:
+    over the n turns of the group that start in the state of turn k. F depends on the estimator
+    (with other estimators than these three, `Config` refuses GiGPO):
 
         grpo     std of these n returns + 1e-6
         dr_grpo  1

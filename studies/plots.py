@@ -32,7 +32,7 @@ CAPTION = """\
 In the picture (the .png file beside this page), a line is the mean of the seeds. In a panel "fixed
 prompts solved, %", the band at the first and the last evaluation is the 95 % interval of the table.
 For evaluations during training, only the success rate of each seed is recorded, not which prompts
-it solved. So with several seeds, the band is the widest 95 % interval that fits these rates. All
+it solved. So with several seeds, the band is the widest interval that these rates allow. All
 other panels show metrics of training: their lines are moving averages over nine iterations, and
 their bands go from the lowest to the highest seed. A grey dashed line, if there is one, is a
 reference player with the policy's limits on turns and actions. A triangle marks the first warning

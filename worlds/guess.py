@@ -95,7 +95,8 @@ class Guess(Env):
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         """Return a random guess for a demonstration of SFT.
 
-        The guess ignores the answers, so only RL teaches the policy to use "higher" and "lower"."""
+        The guess ignores the answers. So after SFT on such guesses, only RL can teach the policy to
+        use "higher" and "lower"."""
         return self.random(1, rng)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:

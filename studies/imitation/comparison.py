@@ -57,7 +57,7 @@ PLAYERS = {  # name of a player in eval.py -> its name in table.md
     "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
-OTHER_PLAYERS = {  # for environments without a grid
+OTHER_PLAYERS = {  # for environments that are no `Grid`
     "random, closed loop": "random",
     "optimal, closed loop": "reference player",
 }
