@@ -71,7 +71,7 @@ DualClip = Annotated[float, Legal("0, or more than 1", lambda x: x == 0 or x > 1
 CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
 # These compare the scores inside a group.
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
-GIGPO_ESTIMATORS = ("grpo", "dr_grpo", "rloo")  # GiGPO can be added to these
+GIGPO_ESTIMATORS = ("grpo", "dr_grpo", "rloo")  # state_weight > 0 adds GiGPO to these estimators
 OTHER_ESTIMATORS = ("reinforce_plus_plus",)  # they need neither a critic nor a group
 # train.py whitens the advantages of these estimators: mean 0, standard deviation 1.
 WHITENED_ESTIMATORS = (
@@ -381,8 +381,9 @@ class Config:
 
         With mask_observations=False the trainer must compute the old log-probs, because the engine
         has no log-probs of observations. With KL in the reward the trainer must compute the old
-        log-probs, too: with the engine's log-probs, the KL would include the difference between
-        engine and trainer.
+        log-probs, too. The KL compares the old log-probs with log-probs of the initial policy,
+        which the trainer computes. With old log-probs from the engine, the KL would include the
+        difference between engine and trainer.
         """
         return self.recompute_old_logprobs or not self.mask_observations or self.has_kl_in_reward()
 
@@ -459,8 +460,8 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    Only classes with settings of supervised learning read names in a file that begin with "sft_".
-    With other classes, such names are ignored.
+    In a config file, names that begin with "sft_" are ignored, unless the class of the settings has
+    settings of supervised learning (`tools.sft_config.SftConfig`).
 
     Args:
         argv: the arguments after the script name.
@@ -583,7 +584,9 @@ def is_only_for_sft(key: str, types_by_key: dict[str, type]) -> bool:
 
 
 def parse_text(text: str, wanted: type) -> Any:
-    """Return `text` itself if `wanted` is str or `text` is no Python literal, else its value."""
+    """Return the value of `text` as a Python literal.
+
+    If `wanted` is str, or if `text` is no Python literal, return `text` itself."""
     try:
         return text if wanted is str else ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -594,7 +597,7 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
     """Return the value with the wanted type. An int is converted if a float is wanted.
 
     Args: source: where the value was given, for the error message.
-    Raises: UserError for any other type, or a huge integer."""
+    Raises: UserError for any other type, and for an integer of more than 1000 bits."""
     if isinstance(value, int) and value.bit_length() > 1000:  # it may be too large for a float
         raise UserError(f"{key} from {source} is an integer of {value.bit_length()} bits")
     if type(value) is wanted:  # not isinstance, because a bool must not pass as an int

@@ -6,10 +6,10 @@ has left. Further actions are surplus. envs.py ends a game whose actions are use
 enforces the limits of tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
-or if it executes no action. Actions after the one that ends the game are not tried, so an illegal
-one among them is no fault. Surplus actions are always a fault. An invalid reply gets the format
-penalty. The next message reports the faults of a reply and its reward with the penalty. In RAGEN
-the policy never sees the penalty.
+or if it executes no action. After the action that ends the game, no further action is tried. So an
+illegal action after the end of the game is no fault. Surplus actions are always a fault. An invalid
+reply gets the format penalty. The next message reports the faults of a reply and its reward with
+the penalty. In RAGEN the policy never sees the penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed:
 their decoded text is parsed, but never encoded again.
@@ -187,7 +187,8 @@ class Episode:
         Returns: (system message, first user message)."""
         self.turn_idx = 0
         self.observation = observation
-        # lengths of the best plan before turn 1 and after each turn, for `methods.shape_rewards`
+        # The length of the best plan, in actions, before turn 1 and after each turn. The list is
+        # filled only if reward_density is "plan" (see `methods.shape_rewards`).
         self.plan_lengths: list[int] = []
         self._note_plan_length()
         return self.system(), self._turn_text(observation, "")
@@ -208,8 +209,9 @@ class Episode:
         # A game can allow fewer actions in all than actions_per_turn: Bandit allows one.
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # All games of an environment have the same system message. So it lists the actions only if
-        # the class defines them. In Bandit, each game draws names of its own.
+        # All games of an environment have the same system message. So the message lists the actions
+        # only if the class defines `actions`. The class of Bandit does not define `actions`,
+        # because each game of Bandit draws names of its own.
         class_has_actions = bool(type(self.env).actions)
         names = f"Actions: {', '.join(self.env.actions)}. " if class_has_actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
@@ -290,7 +292,8 @@ class Episode:
     def _execute(self, record: TurnRecord) -> tuple[str | None, list[str]]:
         """Execute the actions of a record, and note in it what they did.
 
-        Returns: success or failure if the game is over, else None; the illegal actions."""
+        Returns: (status, illegal actions). If the game is over, the status is "success" or
+            "failure", else None."""
         status = None
         illegal = []
         moves = []  # what took place; "" for an illegal action
@@ -360,7 +363,8 @@ class Chat:
         marks = [IM_START, IM_END]
         self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
         # For a mark that is not a token, the tokenizer returns None or its unknown token. So the
-        # ids are converted back and compared. Id 0 stands in for None.
+        # ids are converted back to tokens, and these tokens are compared with the marks. Id 0
+        # stands in for None.
         if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
                 f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"
@@ -385,8 +389,9 @@ class Chat:
         """Return the tokens of the first prompt.
 
         If context_turns is above 0, the policy sees only the last context_turns turns, the present
-        turn included. The prompt of every turn then begins with such an opening: the system message
-        and the user message of the oldest turn that the policy sees."""
+        turn included. So `opening` also returns the beginning of every later prompt. For a later
+        prompt, `system` is the same message again, and `user` is the user message of the oldest
+        turn that the policy sees."""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:

@@ -45,8 +45,8 @@ class Engine(Protocol):
                 After `release`, `ids` may be any history.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling noise. If other requests are in the batch, kernels round logits
-                differently. So in 16 bits, the same seed can give another response. In float32, the
+            seed: of the sampling noise. The rounding of the logits depends on the other requests in
+                the batch. So in 16 bits, the same seed can give another response. In float32, the
                 same seed nearly always gives the same response.
         """
 

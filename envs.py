@@ -109,9 +109,9 @@ class Env:
     repeats = False  # True: splits may share instances, because too few exist, as in the Bandit
     max_reward = 1.0  # largest total reward of a won game
     blocking = False  # True: steps wait for a program or a server, so each step runs in a thread
-    # True: the environment runs programs or reads files. `eval.py RUN` refuses such an environment
-    # if only the settings in the folder RUN name the environment, because somebody else may have
-    # written these settings. The command line or a config file must name the environment.
+    # True: the environment runs programs or reads files. The settings in the folder of a run may
+    # come from somebody else. So `eval.py RUN` refuses such an environment if only the settings in
+    # the folder RUN name it. The command line or a config file must name the environment.
     runs_programs = False
 
     slipped_to = ""  # the action that took place, if `_move` replaced the chosen action
@@ -276,7 +276,10 @@ class Env:
         return self.plan(count, self.actions_left)
 
     def optimal_length(self) -> int:
-        """Return how many actions a shortest solution takes without slips; 0 without a solution."""
+        """Return how many actions a shortest solution takes if no action slips.
+
+        If the present state has no solution, return 0.
+        """
         return len(self.plan(999, 999))
 
 
@@ -419,7 +422,10 @@ def _is_environment(value: Any) -> bool:
 
 
 def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
-    """Return option -> default: the arguments of `__init__` without observation and max_actions."""
+    """Return option -> default.
+
+    The options are the named arguments of `__init__`, except observation and max_actions.
+    """
     defaults = {}
     parameters = list(inspect.signature(env_class.__init__).parameters.values())[1:]
     for parameter in parameters:
@@ -485,7 +491,9 @@ def check_uses(env: Env, *uses: str) -> None:
 
 
 def missing_method(env: Env, use: str) -> str:
-    """Return what `env` lacks for a use: a text like "greedy or plan"; "" if nothing is missing.
+    """Return what `env` lacks for a use. If nothing is missing, return "".
+
+    The result "greedy or plan" means that one of these two methods is enough.
 
     Args: use: "optimal", "greedy", "random", "demonstrations" or "reward_density=plan"."""
     kind = type(env)
@@ -588,7 +596,7 @@ def draw_instance(
     return reserved[split][seed[0]]
 
 
-@lru_cache(maxsize=256)  # a run has fewer environments, so it draws the splits of each once
+@lru_cache(maxsize=256)  # a run has fewer than 256 environments, so it draws each split once
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """Return the instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 

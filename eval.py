@@ -75,7 +75,8 @@ def report_rows(job: Job, settings_read: str, *sources: Iterable[Row]) -> None:
     """Print the table of all rows, and write the files of --json and --jsonl.
 
     Args:
-        settings_read: the settings that the command of `job` reads, see `no_effect.warn_unread`.
+        settings_read: the names of the settings that the command of `job` reads, separated by
+            blanks. `print_unread` names all other settings of the command line in a warning.
         sources: generators that play games and yield the rows."""
     init_distributed(job.config)
     print_unread(job.command, settings_read, job.sources)

@@ -37,7 +37,9 @@ class Learner:
         self.device = model.device
         self.dtype = pick_dtype(config.dtype, model.device)
         self.step = 0  # finished iterations
-        self.bad_steps = 0  # optimizer steps in a row that `handle_skipped_step` counted as bad
+        # Optimizer steps skipped since the last one that was taken. Skips that only lower the loss
+        # scale of float16 do not count.
+        self.bad_steps = 0
         # what an estimator keeps between iterations: numbers, texts, lists, dicts (saved as JSON)
         self.estimator_state: dict = {}
         # multiplies the loss, and divides the gradients after backward()

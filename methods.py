@@ -3,9 +3,9 @@
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
 methods here are off by default. In the list below, the setting that turns a method on stands in
 brackets. Only turn_ppo is no setting: it is a value of the setting `estimator`. The docstring of a
-method's first function states its source ("Source") and the condition under which the method
-changes anything ("has an effect if", or "can have an effect if" where the condition alone is not
-enough). docs/methods.md says where a new estimator goes.
+method's first function states the source of the method ("Source"). The words "has an effect if"
+state the condition under which the method changes anything. The words "can have an effect if" mean
+that the condition alone is not enough. docs/methods.md says where a new estimator goes.
 
     reward density    replaces the rewards of the turns of a game [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
@@ -144,7 +144,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
 
 
 def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
-    """Dynamic sampling: choose at most num_groups groups for the filter, which chooses from them.
+    """Dynamic sampling: choose the groups that the group filter sees, at most num_groups.
 
     The first groups with variance are chosen. The first groups without variance fill the places
     that are left.
@@ -189,8 +189,8 @@ def gigpo_advantages(
     """GiGPO's second advantage: compare each turn with the turns of its group in the same state.
 
     A_k = (G_k - mean) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
-    over the n turns of the group that start in the state of turn k. F depends on the estimator
-    (with other estimators than these three, `Config` refuses GiGPO):
+    over the n turns of the group that start in the state of turn k. `Config` allows GiGPO with
+    three estimators only, and F depends on the estimator:
 
         grpo     std of these n returns + 1e-6
         dr_grpo  1
@@ -221,7 +221,7 @@ def gigpo_advantages(
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
     returns = starpo.returns_to_go(turn_rewards, turns_per_trajectory, gamma)  # (K,)
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
-    numbers: dict[tuple, int] = {}  # (group, state) -> a number that its turns share
+    numbers: dict[tuple, int] = {}  # (group, state) -> id of the turns to compare
     state_groups = []
     for key in zip(group_of_turn.tolist(), states, strict=True):
         state_groups.append(numbers.setdefault(key, len(numbers)))
@@ -298,11 +298,12 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     single tokens, so `train.clipped_loss` leaves out `starpo.importance_weights`.
 
     In the first optimizer step of an iteration, s is nearly 1, so the ratio usually has an effect
-    only from the second step on. But suppose that the engine gives the old log-probs, and that
-    engine or trainer computes in 16 bits. Rounding can then take s out of the paper's narrow clip
+    only from the second step on. By default the engine gives the old log-probs. With the engine's
+    log-probs, rounding to 16 bits in engine or trainer can take s out of the paper's narrow clip
     range, [1 - 3e-4, 1 + 4e-4], in the first step already. So config/methods/gspo.py lets the
-    trainer give the old log-probs (recompute_old_logprobs). This has a price: s then leaves out the
-    difference between engine and trainer, and GSPO has no importance weights that correct for it.
+    trainer give the old log-probs (recompute_old_logprobs). With the trainer's log-probs, s leaves
+    out the difference between engine and trainer. GSPO cannot correct for this difference, because
+    it has no importance weights.
 
     `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64: the

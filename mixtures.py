@@ -132,8 +132,8 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 def _weights_in(mixture: str, text: str) -> dict[str, float]:
     """Spec -> weight: 'A + 2*B' gives {A: 1, B: 2}.
 
-    This function builds no environment, because building an environment could run a program.
-    `specs_that_run_programs` calls this function, and must run no program.
+    `specs_that_run_programs` calls this function for environments that the user may not trust. So
+    this function builds no environment, because building an environment could run a program.
     """
     weights: dict[str, float] = {}
     for part in split_unquoted(mixture, "+"):

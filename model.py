@@ -38,9 +38,9 @@ from utils.precision import product_in_float32
 # the processor's cache. On a GPU, large chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 # torch.compile keeps at most this many versions of one function; further versions run uncompiled.
-# The norms of Qwen3 need up to 8 versions (2 x 2 x 2), so the default, 8, leaves no room. The
-# versions differ in three things: width (hidden states or heads), trained or frozen weights, and
-# gradients on or off.
+# The versions of Qwen3's norms differ in three things: width (hidden states or heads), trained or
+# frozen weights, and gradients on or off. So the norms need up to 2 x 2 x 2 = 8 versions, and
+# torch's default limit, 8, leaves no room for another version.
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # no bars for loading and saving, which take only seconds
@@ -203,7 +203,8 @@ class _VocabChunk(NamedTuple):
     rows: slice  # of the LM head
     weight: Tensor  # (C, H), `rows` of the LM head, in the type of the hidden states
     logits: Tensor  # (R, C) float32, divided by the temperature
-    target_column: Tensor  # (R, 1) int64, 0 if the target is in another chunk
+    # (R, 1) int64, the target's column in `logits`; 0 if the target is in another chunk
+    target_column: Tensor
     has_target: Tensor  # (R,) bool
 
 
@@ -246,8 +247,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Compute the log-probs and entropies by an online softmax.
 
-        `total` and `moment` are sums relative to m, the largest z so far. If a chunk raises m
-        to m', both sums are first made relative to m' with shift = m - m'.
+        `total` and `moment` are sums relative to m, the largest z so far (the class docstring
+        defines z). If a chunk raises m to m', `total` and `moment` are made relative to m' with
+        shift = m - m', before the terms of the chunk are added.
         """
         lowest = torch.finfo(torch.float32).min
         maximum = torch.full(targets.shape, lowest, device=hidden.device)  # m

@@ -3,9 +3,9 @@
 The row is cut into *pieces*. The *context* of a piece lists the earlier pieces that this piece
 continues. A token attends to every token in the context of its piece. In its own piece, a token
 attends to itself and to the tokens before it. So a prompt that several sequences share is computed
-once, except its last token. Each sequence has its own copy of the last prompt token: the model
-predicts a response token from the token before it in the row, so the last prompt token must stand
-directly before each response to the prompt. Example: two responses A A and B to the prompt P P P p.
+once, except its last token. The model predicts a response token from the token before it in the
+row. So the last prompt token must stand directly before each response to the prompt, and each
+sequence has its own copy of this token. Example: two responses A A and B to the prompt P P P p.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
@@ -38,8 +38,9 @@ except ImportError:
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # A piece with a context has more keys than queries. SDPA's causal kernels need as many queries as
-# keys, so such a kernel gets the queries of the context, too. Below this ratio of keys to queries,
-# the kernel is faster than a mask (see `PackedLayout.masks`).
+# keys, so such a kernel gets the queries of the context, too. If a piece has fewer than this many
+# keys per query of its own, a causal kernel is faster than SDPA with a mask (see
+# `PackedLayout.masks`).
 MAX_CAUSAL_RATIO = 1.4
 
 
@@ -72,8 +73,8 @@ class PackedBatch:
     lengths: list[int]  # number of tokens in each piece; they sum to T
     # for each piece, the indices of the pieces in its context, in row order
     contexts: list[tuple[int, ...]]
-    # (R,) int64, row indices of response tokens. No piece begins with a response token, so row
-    # index - 1 is the token that precedes the response token in its sequence
+    # (R,) int64, row indices of response tokens. No piece begins with a response token, so the
+    # token at row index - 1 also precedes the response token in the sequence
     response_index: Tensor
     # (O,) int64, row indices of observation tokens; None if `pack` got observations=False
     observation_index: Tensor | None = None
@@ -272,8 +273,8 @@ class PackedLayout:
     def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Compute attention with one SDPA call for each piece."""
         # [None] adds a dimension, because SDPA has a fused kernel for 4-D inputs only. The backward
-        # of `split` fills one tensor of the size of the row; the backward of slices q[:, i:j]
-        # would fill one such tensor for each slice.
+        # of `split` fills one tensor of the size of the row. With slices q[:, i:j] in place of
+        # `split`, the backward would fill a tensor of this size for each slice.
         query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
         key_parts = k[None].split(self.lengths, dim=2)  # each (1, kv_heads, length, D)
         value_parts = v[None].split(self.lengths, dim=2)
@@ -299,8 +300,8 @@ class PackedLayout:
 
         A causal kernel computes only half of the scores, but needs as many queries as keys. For a
         piece without a mask, `attend_pieces` therefore also gives the kernel the queries of the
-        context, and drops the outputs of these queries. The kernel is faster than a mask if the
-        keys-to-queries ratio is below MAX_CAUSAL_RATIO.
+        context, and drops the outputs of these queries. If a piece has fewer than MAX_CAUSAL_RATIO
+        keys per query of its own, a causal kernel is faster than SDPA with a mask.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):

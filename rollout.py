@@ -51,8 +51,8 @@ class Turn:
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, with the end-of-turn token if it was sampled. `unmask` adds prompt tokens.
-    # An API gives no ids, only a text and its number of tokens. The list is then [text, "", ...],
-    # so that its length is the number of tokens.
+    # An API gives no ids, only a text and the number of sampled tokens. So for an API the list is
+    # [text, "", ...], and the length of the list is the number of sampled tokens.
     response_ids: list[int] | list[str]
     # log pi_engine of response_ids at the sampling temperature, nats; NaN if the engine gave none
     rollout_logprobs: list[float]
@@ -246,7 +246,7 @@ class Rollout:
         """Record a reply and its outcome."""
         record = replace(outcome.record, cut_by=reply.cut_by)
         # A cut alone is no fault, because a reply that was cut off after </answer> can be valid. If
-        # the reply has other faults, the cut is added to them.
+        # the reply has faults, a sentence about the cut is added to the faults.
         if reply.cut_by and record.faults:
             record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
         turn = Turn(
@@ -392,8 +392,9 @@ def failed_outcome(error: object) -> TurnOutcome:
 def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> None:
     """Print how many trajectories ended in an error, and stop the run if there are too many.
 
-    The limit is max_error_frac times the number of trajectories, but at least group_size, because
-    an instance that cannot be played fails its whole group. With max_error_frac=0 the limit is 0.
+    The limit on failed trajectories is max_error_frac times the number of all trajectories. If
+    max_error_frac is above 0, the limit is at least group_size, because an instance that cannot be
+    played fails its whole group. With max_error_frac=0 the limit is 0.
 
     Raises: UserError, which quotes the first error, if the number of failed trajectories exceeds
         the limit, or if every group has an error.
@@ -657,7 +658,8 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
 def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
     """Make every token after the system message a response token, as in RAGEN v1's loss mask.
 
-    The new response tokens get the rollout log-prob NaN, because they were prompt tokens."""
+    The new response tokens get the rollout log-prob NaN, because the engine gave no log-probs of
+    prompt tokens."""
     system = chat.message("system", trajectory.system)
     turns = []
     for turn in trajectory.turns:

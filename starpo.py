@@ -59,7 +59,7 @@ Differences from the paper and from RAGEN's code:
   RAGEN takes the std of normalised scores if normalisation within groups is on. RAGEN-2 excludes
   groups whose value in the ranking is 0.
 - With the filter strategy top_p, the sum of the kept values may be below its target by up to 1e-6.
-  In RAGEN-2 it may be below by up to 0.01.
+  In RAGEN-2 this sum may be below its target by up to 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
 - Dual clip is off by default; RAGEN's backend uses dual clip with c = 3.
 """
@@ -175,9 +175,9 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     else:
         names = "fraction, count, top_p, top_p_softmax or min_p"
         raise ValueError(f"strategy must be {names}, got {strategy!r}")
-    # is_too_short[i]: ranks 0 to i together have too little mass. Mass is >= 0, so the True entries
-    # come first. Keep the groups of the True entries and one more group, which brings the sum of
-    # the mass to the target.
+    # The target is keep * mass.sum(). is_too_short[i]: the mass of ranks 0 to i sums to less than
+    # the target. Mass is >= 0, so the True entries come first. Keep the groups of the True entries
+    # and one more group, whose mass brings the sum to the target.
     is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (C,)
     return 1 + int(is_too_short.sum())
 
@@ -197,9 +197,9 @@ def normalize_rewards(
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
     With "mean_std" and "asym_clip", the reward of each turn is first divided by std + 1e-6. If all
-    scores with its trajectory's group id are equal, the reward is set to 0 instead. Then, with
-    every method, the reward of each trajectory's last turn is changed so that the trajectory's
-    rewards sum to its new score.
+    trajectories with one group id have equal scores, the rewards of their turns are set to 0
+    instead. Then, with every method, the reward of each trajectory's last turn is changed so that
+    the trajectory's rewards sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
@@ -409,10 +409,10 @@ def bi_level_gae(
 ) -> tuple[Tensor, Tensor]:
     """GAE over the turns of each trajectory, then over the tokens of each turn.
 
-    In the first pass a turn is one step. Its reward is the sum of the rewards of its tokens, and
-    its value is the value at its last token. In the second pass each turn is a trajectory of its
-    own. The reward of its last token changes, so that the rewards of its tokens sum to the turn's
-    return of the first pass.
+    In the first pass a turn is one step. The reward of a turn is the sum of the rewards of its
+    tokens, and the value of a turn is the value at its last token. In the second pass each turn is
+    a trajectory of its own. Before the second pass, the reward of each turn's last token is
+    changed, so that the rewards of the turn's tokens sum to the turn's return of the first pass.
 
     Args: as for `token_gae`. In the first pass, the discount is turn_gamma and lambda is turn_lam.
     Returns: advantages (R,), not whitened; returns (R,).
@@ -530,7 +530,8 @@ def ppo_loss(
             the losses of micro-batches and ranks add up.
         weights: (R,), w without gradient: the product of importance weight, token weight and masks
             of `methods.py`; None for 1.
-        dual_clip: c > 1 keeps the objective of a token with A < 0 at or above c A. 0 = off.
+        dual_clip: above 1, or 0 for no dual clip. Dual clip raises the min(...) of each token with
+            A < 0 to at least dual_clip * A.
         segment_log_ratio: (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
     Returns: loss, scalar; two metrics without gradient, each a sum over the R tokens divided by
         num_tokens. clipfrac counts the tokens whose clipped term is the smaller one. approx_kl sums
@@ -572,10 +573,12 @@ def importance_weights(
 ) -> Tensor:
     """Compute min(pi / pi_engine, cap) / (pi / pi_old), which corrects PPO's ratio for the engine.
 
-    If the engine gave old_logprobs, the weight is 1 until the ratio exceeds the cap. If the trainer
-    gave old_logprobs, the weight is pi_old / pi_engine until pi / pi_engine exceeds the cap.
+    If the engine gave old_logprobs, pi_old is pi_engine, so the weight is 1 until PPO's ratio
+    pi / pi_old exceeds the cap. If the trainer gave old_logprobs, the weight is pi_old / pi_engine
+    until pi / pi_engine exceeds the cap.
 
-    Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
+    Args: the logs of pi, pi_old and pi_engine, (R,) each, nats; cap >= 1.
+    Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL". They
         cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so weight * ratio is at most
         cap. The reason: if a token has A < 0, PPO's clip does not bound its loss while pi grows
@@ -595,7 +598,7 @@ def importance_weights(
 def token_weights(
     tokens_per_trajectory: list[int], aggregation: str, max_trajectory_tokens: int
 ) -> Tensor:
-    """Compute weights w that make sum(w loss) / R the average that `aggregation` names.
+    """Compute token weights w, so that sum(w loss) / R is the average that `aggregation` names.
 
     "token_mean" is the mean over all tokens. The other names average one number per trajectory:
 
@@ -610,7 +613,8 @@ def token_weights(
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
     [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
-    # R / B. As a factor of the weights, it turns the denominator R of the loss into B.
+    # R / B. The loss is a sum divided by R. A weight with the factor R / B makes the loss a sum
+    # divided by B.
     mean_tokens = sum(tokens_per_trajectory) / len(tokens_per_trajectory)
     if aggregation == "token_mean":
         weights = [1.0 for _ in tokens_per_trajectory]
@@ -674,9 +678,12 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     """Estimate KL(policy || reference) for each response token.
 
     With d = logprobs - ref_logprobs, clamped to [-20, 20]: "k1" is d, "k2" is d^2 / 2 and "k3" is
-    exp(-d) - 1 + d. On policy, the expected gradient of k2 is the gradient of
-    KL(policy || reference), that of k3 is the gradient of KL(reference || policy), and that of k1
-    is 0. So k1 is useless as a term of the loss, and is for the reward only.
+    exp(-d) - 1 + d. On policy, the estimators have these expected gradients:
+
+    k1  0, so k1 is useless as a term of the loss, and is for the reward only
+    k2  the gradient of KL(policy || reference)
+    k3  the gradient of KL(reference || policy)
+
     Args: logprobs (R,), ref_logprobs (R,), nats. Returns: (R,) nats, with gradient in logprobs.
     Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
     >>> kl_penalty(torch.tensor([-1.0]), torch.tensor([-3.0]), "k2").tolist()

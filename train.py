@@ -78,8 +78,8 @@ SEED_SHUFFLE = 33
 SEED_MIXTURE = 34
 SEED_COLLAPSE = 35
 
-# Limits by dtype, in nats. Training takes the mean absolute difference between the log-probs of
-# engine and trainer, over the response tokens of the first mini-batch. Training warns if this mean
+# dtype -> limit, in nats, of the mean absolute difference between the log-probs of engine and
+# trainer. The mean is over the response tokens of the first mini-batch. Training warns if the mean
 # exceeds the limit. If engine and trainer have different dtypes, the larger limit counts.
 MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
@@ -112,10 +112,10 @@ def train(run: Run, device: torch.device) -> None:
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
-    # If this process did the last iteration, the loop has evaluated the policy. But the run may
-    # have been over when this process began: num_iterations is 0 or was lowered, early_stop was
-    # switched on, or an earlier process ended between the last checkpoint and the report. In this
-    # case, the loop did no iteration, and the policy is evaluated here.
+    # If this process did the last iteration, the loop has evaluated the policy. If the run was over
+    # before the loop, the loop did no iteration, and the policy is evaluated here. A run can be
+    # over before the loop because num_iterations is 0 or was lowered, because early_stop was
+    # switched on, or because an earlier process ended between the last checkpoint and the report.
     if run.is_over() and scores is None:
         scores = evaluate_all(config, engine, chat, learner.policy)
     # `finish` writes the policy and a report that compares it with reference players. If the run
@@ -157,7 +157,7 @@ def iterate(
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
     rank_by = ranking_values(config, trajectories, stats)  # (P,) as the setting filter_by says
     # If dynamic sampling made P larger than num_groups, the filter sees num_groups of the P groups:
-    # those with variance and, if they are too few, others. Otherwise the filter sees all P groups.
+    # all groups with variance and, in the places left, others. Otherwise it sees all P groups.
     candidates = filter_candidates(config, stats)  # (1 to P,) indices of groups
     kept_groups = select_groups(config, candidates, rank_by, stats)  # (0 to P,) indices of groups
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
@@ -275,7 +275,8 @@ def ranking_values(config: Config, trajectories: Sequence[Trajectory], stats: Gr
     ranked_by = {
         "reward_std": stats.std,
         "reward_mean": stats.mean,
-        "entropy": -torch.tensor(logprob_sums) / group_lengths,  # nats per token, estimated
+        # an estimate in nats per token: the mean of -log pi_engine over a group's sampled tokens
+        "entropy": -torch.tensor(logprob_sums) / group_lengths,
         "length": group_lengths / size,
     }
     return ranked_by[config.filter_by]
@@ -347,7 +348,9 @@ class Experience:
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
     returns: Tensor | None = None  # (R,) float, reward units; only with a critic
-    token_weights: Tensor | None = None  # (R,); `update` sets it for each mini-batch
+    # (R,) factors of the tokens in the losses, see starpo.token_weights. `update` computes these
+    # factors for each mini-batch.
+    token_weights: Tensor | None = None
 
     def select(self, indices: Sequence[int]) -> "Experience":
         """Return the experience of the sequences `indices`."""
@@ -375,7 +378,8 @@ class Experience:
     def tokens_per_trajectory(self) -> list[int]:
         """Return B counts: the response tokens of each trajectory, in the order of trajectory_ids.
 
-        The sequences of a trajectory are neighbours, so its tokens are one piece of a tensor."""
+        The sequences of a trajectory are neighbours in `sequences`. So the numbers of a trajectory
+        are one piece of each tensor (R,)."""
         counts: dict[int, int] = {}
         for trajectory_id, sequence in zip(self.trajectory_ids, self.sequences, strict=True):
             earlier = counts.get(trajectory_id, 0)
@@ -626,9 +630,10 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
     A micro-batch divides its losses and metrics by the number of response tokens in the whole
-    mini-batch. (ECHO's loss, a cross-entropy on observation tokens, is divided by the number of
-    observation tokens in the whole mini-batch instead.) So the losses and metrics of all
-    micro-batches add up to those of the mini-batch, and the split does not change the gradients.
+    mini-batch. Only ECHO's loss, a cross-entropy on observation tokens, is divided by the number of
+    observation tokens in the whole mini-batch. Both divisors are numbers of the whole mini-batch.
+    So the losses and metrics of all micro-batches add up to those of the mini-batch, and the split
+    does not change the gradients.
 
     Returns: the metrics of `policy_loss` and `critic_loss`, summed over the micro-batches of all
         ranks. logprob_diff_max is not summed: it is the maximum over these micro-batches."""
@@ -653,7 +658,7 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
         packed = pack(
             micro_batch.sequences, learner.device, observations=config.observation_coef > 0
         )
-        # FSDP2 averages gradients over the ranks; world_size makes the average a sum.
+        # FSDP2 averages gradients over the ranks. The factor world_size makes the average a sum.
         # learner.clip_gradients undoes loss_scale (1 unless dtype is float16).
         scale = is_real * parallel.world_size() * learner.loss_scale
         loss, metrics = policy_loss(
@@ -734,7 +739,7 @@ def clipped_loss(
         segment_log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
-        segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
+        segment_log_ratio = None  # so each token has its own ratio, from logprobs - old_logprobs
         # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
         # pi_engine corrects the ratio: weight * ratio is pi / pi_engine. By default pi_old is
         # pi_engine, and the weight is 1. If pi / pi_engine exceeds importance_cap, the weight is

@@ -4,8 +4,8 @@
 
 env = "gymnasium:CliffWalking-v1"
 estimator = "grpo"
-# With the default, "native", a step costs 1, but a reply without an action costs only 0.1. So a
-# policy that moves less could earn more.
+# With the default reward_density, "native", a step costs 1. A reply without an action costs only
+# 0.1 (format_penalty). So a policy that moves less could earn more.
 reward_density = "sparse"
 max_turns = 5
 actions_per_turn = 5

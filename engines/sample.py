@@ -13,7 +13,8 @@ class Sample(NamedTuple):
     key: int  # number of the trajectory
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
     # The log-prob of each token in `ids`, in nats, under softmax(logits / temperature). In this
-    # formula, temperature 0 counts as 1. All log-probs are NaN if vLLM was not asked for log-probs.
+    # formula, temperature 0 counts as 1. With recompute_old_logprobs, `VLLMEngine` asks vLLM for no
+    # log-probs, and this list holds only NaN.
     logprobs: list[float]
 
 

@@ -76,9 +76,9 @@ class TorchEngine:
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories)
 
-    The cache grows with the number of trajectories. It has at most max_running rows, and fewer if
-    max_running rows would take more than half of the memory that was free at the engine's start.
-    Further trajectories wait for a free row.
+    The cache grows with the number of trajectories, up to max_running rows. If max_running rows
+    would take more than half of the memory that was free at the engine's start, the cache has fewer
+    rows. Further trajectories wait for a free row.
 
     The last token of a trajectory is the input of the next decode step, which computes the keys and
     values of this token.
@@ -182,7 +182,8 @@ class TorchEngine:
     def _head(self) -> Tensor:
         """The weights of the LM head, (V, H).
 
-        On a CPU, the weights are converted to float32 here rather than in each step.
+        On a CPU, `step` needs these weights in float32. `_head` converts the weights, so that not
+        every step has to.
         """
         weight = self.model.lm_head.weight.detach()
         return weight.float() if weight.device.type == "cpu" else weight
@@ -209,7 +210,10 @@ class TorchEngine:
         return max(1, int(CACHE_SHARE * self.free_bytes / self._row_bytes()))
 
     def _make_room(self) -> None:
-        """Enlarge the cache, up to max_running rows, if it has too few for all trajectories."""
+        """If the trajectories need more rows than the cache has, enlarge the cache.
+
+        The cache never gets more than max_running rows.
+        """
         waiting = {request.key for request in self.waiting} - self.histories.keys()
         num_asked = len(self.row_keys) + len(waiting)
         num_rows = self.cache.shape[2]

@@ -42,12 +42,12 @@ class VLLMEngine:
             raise UserError("VLLM_BATCH_INVARIANT=1 needs a GPU; unset it")
         if is_cpu:
             # The prefix cache holds only whole blocks of tokens. Most shared prefixes are shorter
-            # than the default block of 128 tokens, so blocks are made smaller. On a CPU, vLLM
-            # crashes if a request has a seed and its prefill is chunked.
+            # than the default block of 128 tokens, so blocks are made smaller. On a CPU, a chunked
+            # prefill of a request with a seed crashes vLLM, so chunks are switched off.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # vLLM starts only if the share gpu_memory_utilization of the GPU memory is free. The
-            # share does not set the size of the KV cache: kv_cache_memory_bytes below does.
+            # gpu_memory_utilization is a share of the GPU memory. vLLM starts only if this share is
+            # free. The size of the KV cache comes from kv_cache_memory_bytes, not from this share.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)

@@ -1,8 +1,8 @@
-"""What all experiments share. studies/STUDY/experiments.py defines the experiments of a study.
+"""Classes, scales and commands that the experiments of all studies share.
 
-An `Experiment` compares curves. A `Curve` is a training run that is repeated with several seeds.
-The folder of a run is named after its config files, overrides and seed, so two experiments that
-contain the same run share one folder.
+studies/STUDY/experiments.py defines the experiments of a study. An `Experiment` compares curves. A
+`Curve` is a training run that is repeated with several seeds. The folder of a run is named after
+its config files, overrides and seed, so two experiments that contain the same run share one folder.
 """
 
 from configurator import SFT_PREFIX, Config, UserError, load_config
@@ -45,7 +45,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Training runs and the metrics to compare, for example for a figure of a paper."""
+    """A comparison of curves in the given metrics, for example for a figure of a paper."""
 
     title: str
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
@@ -70,7 +70,8 @@ class Scale:
 
     files: tuple[str, ...]  # config files that are read between Curve.files and Curve.overlays
     jobs: int  # number of runs at the same time
-    # environment -> estimate, for curves without a finished run; other environments get the slowest
+    # environment -> estimate for a curve without a finished run. An environment that is not in this
+    # dict gets the slowest estimate.
     seconds: dict[str, Seconds]
     estimate: str  # what --dry_run prints as the source of its estimates
 

@@ -54,8 +54,8 @@ OPTIONS = {
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = `jobs` of the scale
     "only": "",  # run only the curves whose label contains this text
-    # Start finished runs, too. A run is repeated only if its folder in out/runs/ is gone: in an
-    # existing folder, train.py finds the finished run.
+    # Start finished runs, too. If out/runs/ still has the folder of a finished run, train.py finds
+    # the run there and does not repeat it. To repeat a run, remove its folder first.
     "again": False,
     "dry_run": False,
     "draw": False,

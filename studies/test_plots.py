@@ -79,7 +79,8 @@ def test_the_band_of_evaluations_is_the_interval_of_the_tables():
 
 
 def test_players_are_labelled_lines():
-    """The greedy player is left out: it needs ten turns, and the policy has two."""
+    """The greedy player needs a turn for each of its ten actions. The policy has only two turns, so
+    the picture leaves the greedy player out."""
     axes = Canvas().subplots()
     labels = plots.draw_shared_players(axes, {"lake_ppo": ROWS, "lake_grpo": ROWS[:1]})
     assert [height[0] for _, height in lines_of(axes)] == [75, 0]

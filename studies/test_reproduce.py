@@ -403,7 +403,7 @@ def test_dry_run(results, capsys, monkeypatch):
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "6 runs, 1 of them finished" and len(lines) == 5 + 1
     bandit, lake = lines[:2]
-    # 200 iterations of 0.4 + 4 * 0.3 s (rollout, four optimizer steps)
+    # 200 iterations, each with a rollout of 0.4 s and four optimizer steps of 0.3 s
     configs = "config/bandit_ppo.py config/methods/starpo_vanilla.py config/models/tiny.py"
     assert bandit.startswith(f"python train.py {configs}") and bandit.endswith("# 0.09 h")
     # 200 iterations of 36 s, the time in the row of seed 1
@@ -423,9 +423,9 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """Seed 0 has no row, so its hours come from the row of seed 1. The runs of the two seeds start
-    from different models of SFT: the setting `model` is a path that names the seed. The estimate
-    must ignore this difference."""
+    """Seed 0 has no row, so its hours come from the row of seed 1. Each seed's run starts from the
+    SFT model of this seed. So the two runs differ in the setting `model`, a path that names the
+    seed. The estimate must ignore this difference."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )

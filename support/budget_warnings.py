@@ -13,8 +13,8 @@ BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
 SOLVED = 0.9  # if the mean success of idle iterations is at least this, the task counts as solved
 # If less than this fraction of the replies is valid, a warning about idle iterations advises SFT on
-# the format of replies. If the warning has a `budget_note`, cut-off replies count as valid in this
-# comparison, because the `budget_note` already gives advice about cut-off replies.
+# the format of replies. If the warning has a `budget_note`, the note already gives advice about
+# cut-off replies. So for such a warning, cut-off replies count as valid.
 FEW_VALID = 0.5
 
 

@@ -54,8 +54,8 @@ from utils.checksums import (
 from utils.files import fsync_path, read_json
 from utils.json_shapes import check_shape
 
-# If a run waits for checkpoints during more than this fraction of its time, it prints at its end
-# how long it waited.
+# If the wait for checkpoints takes more than this fraction of a run's time, the run prints the
+# length of the wait at its end.
 LONG_WAIT = 0.05
 FORMAT = 1
 ITERATION = "iteration.json"  # file in best/ and policy/
@@ -160,8 +160,8 @@ class Saver:
     def _remove_others(self, final: Path) -> None:
         """Keep the last `keep` checkpoints up to `final`, and remove all others.
 
-        If a restart finds the newest checkpoints damaged, the run continues from an older
-        checkpoint. So checkpoints after `final` are damaged.
+        Checkpoints after `final` are damaged. A restart found the damage, and continued the run
+        from an older checkpoint.
         """
         old = self.out_dir / "old"
         folders = sorted(self.out_dir.glob(CHECKPOINTS))
@@ -177,8 +177,8 @@ class Saver:
 class ShardWriter(dcp.HuggingFaceStorageWriter):
     """Writes files for dcp.HuggingFaceStorageReader, with `save_file` of safetensors.
 
-    The base class turns all tensors into bytes before it writes any. This doubles the memory and
-    holds the GIL.
+    The base class turns all tensors into bytes before it writes the first one. These bytes double
+    the memory, and making them holds the GIL, which training needs.
     """
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> torch.futures.Future:

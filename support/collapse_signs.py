@@ -30,7 +30,9 @@ LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first va
 # While no MI has been measured, `classify_regime` uses STD_DROP and HIGH_SUCCESS instead of MI.
 # sign: the std of rewards inside groups falls below this share of its level PERIOD iterations ago
 STD_DROP = 0.5
-HIGH_SUCCESS = 0.5  # at this success rate or above, a low std is no sign: success lowers the std
+# At this success rate or above, a low std is no sign of collapse, because success also makes the
+# rewards inside a group more equal.
+HIGH_SUCCESS = 0.5
 # sign: the level of entropy rises or falls by over this factor within PERIOD iterations, unless
 # the old and the new level are at most LOW_ENTROPY
 ENTROPY_JUMP = 4

@@ -102,6 +102,7 @@ def tag_of(name: str, group: str) -> str:
 
 def preformatted(text: str) -> str:
     """Preformatted Markdown, so that TensorBoard does not interpret the text."""
-    # TensorBoard's writer would raise an error for a lone surrogate.
+    # UTF-8 cannot encode a lone surrogate, so TensorBoard's writer would raise an error. Here a
+    # lone surrogate becomes a Python escape.
     encodable = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return indent(encodable, "    ", lambda _: True)

@@ -7,8 +7,9 @@ information in nats,
 
     MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X),
 
-is 0 when thoughts ignore prompts, and H(X) when every thought identifies its prompt. Source:
-RAGEN-2, https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md explains the numbers.
+is 0 when thoughts ignore prompts. When every thought identifies its prompt, MI is H(X), the entropy
+of the prompts. Source: RAGEN-2, https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md explains
+the numbers.
 """
 
 from configurator import Config

@@ -110,9 +110,10 @@ def _one_step(config: Config) -> Iterator[Reason]:
 
     Before the first step, PPO's ratio is 1 if the trainer computes the old log-probs. Otherwise the
     engine gives the old log-probs, and the ratio is the mismatch of engine and trainer. In float32
-    this mismatch is far below every limit, but in bfloat16 it may exceed the clip range of GSPO.
-    Importance weights correct the mismatch of engine and trainer, but with sequence_ratio the loss
-    has no such weights. So sequence_ratio may have an effect even with one step."""
+    this mismatch is far below every limit, such as clip_low. In bfloat16 this mismatch may exceed
+    the narrow clip range of GSPO (config/methods/gspo.py). Importance weights correct the mismatch
+    of engine and trainer, but with sequence_ratio the loss has no such weights. So sequence_ratio
+    may have an effect even with one step."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return
@@ -151,8 +152,8 @@ def _estimator(config: Config) -> Iterator[Reason]:
         names = "reward_norm reward_norm_over"
         if config.reward_norm == "mean":
             yield names, f"{estimator} subtracts the mean of the group, too"
-        # With a KL in the reward, "mean_std" has an effect: it normalises the rewards without the
-        # KL, and then grpo normalises rewards minus KL.
+        # If a KL is in the reward, reward_norm="mean_std" has an effect. "mean_std" normalises the
+        # rewards first. Then the KL is subtracted, and grpo normalises rewards minus KL.
         kl_in_reward = config.has_kl_in_reward()
         if config.reward_norm == "mean_std" and config.estimator == "grpo" and not kl_in_reward:
             yield names, f"{estimator} normalises in the same way"

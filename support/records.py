@@ -187,8 +187,8 @@ def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -
     The line also holds the name of the trajectory's `Scores`, under the key "policy", and the
     entropy of these `Scores`.
 
-    Args: rows: name -> `Scores`. Each name stands for a policy or player if eval.py writes
-        the file, and for an environment if train.py does."""
+    Args: rows: name -> `Scores` (support/scores.py). In train.py, the name is an environment. In
+        eval.py and scripts that share its options, the name is a policy or player."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}

@@ -65,7 +65,9 @@ def print_start(config: Config, scores: dict[str, Scores]) -> None:
 
 
 def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, float | None]:
-    """The metrics eval_* of the first scored environment, and eval_success/ENV of the others."""
+    """The metrics eval_* of the first evaluated environment, and eval_success/ENV of the others.
+
+    `scored_envs` lists the evaluated environments. If `scores` is None, all values are None."""
     first, *others = scored_envs(config)
     row = {}
     for key in EVAL_KEYS:
@@ -131,7 +133,8 @@ def write_report(
 def remove_final_outputs(out_dir: Path) -> None:
     """When a finished run continues, remove the results that it wrote at its end.
 
-    These results belong to an earlier iteration, and scores.md marks a run as finished."""
+    The results are those of an earlier iteration. If scores.md stayed, `show_if_finished` could
+    take the continued run for finished before the run has written its new results."""
     for name in ("scores.md", "scores.json", "eval_final.jsonl"):
         (out_dir / name).unlink(missing_ok=True)
     shutil.rmtree(out_dir / "policy", ignore_errors=True)
@@ -170,9 +173,9 @@ def next_steps_hint(config: Config) -> str:
     env = ""
     for key in ("env", "eval_env"):
         value = getattr(config, key)
-        # Somebody else may have written the saved settings of a run. So if an environment can run
-        # programs or read files, eval.py does not take it from the saved settings, and the printed
-        # command must name the environment.
+        # Somebody else may have written the saved settings of a run. So eval.py refuses saved
+        # settings with an environment that can run programs or read files, unless the user names
+        # this environment. The printed command names it.
         if specs_that_run_programs(value):
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

@@ -177,7 +177,10 @@ class Run:
     def add(
         self, row: dict, trajectories: list[Trajectory], scores: dict[str, Scores] | None
     ) -> None:
-        """Record an iteration: metrics, warnings and, if due, samples, best/ and a checkpoint.
+        """Write the metrics of an iteration, and print its warnings.
+
+        If the evaluation has the highest success so far, the policy is saved in best/. If a sample
+        of trajectories or a checkpoint is due, it is saved, too.
 
         Args: scores: environment -> scores; None if the iteration was not evaluated."""
         config = self.config

@@ -190,7 +190,9 @@ def save_config(
 
 
 def save_code_diff(path: Path) -> None:
-    """Write how the code differs from its commit. If `code_diff` is empty, remove an older file."""
+    """Write to `path` how the code differs from its git commit.
+
+    If the code does not differ, or git fails, remove the file that an earlier start wrote."""
     diff = code_version.code_diff()
     if not diff:
         path.unlink(missing_ok=True)

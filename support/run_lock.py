@@ -156,5 +156,7 @@ def exit_now(sentence: str, code: int) -> None:
 
 
 def _write_to_stderr(sentence: str) -> None:
-    """Write a line to stderr. print() may raise here: the signal may have interrupted a print()."""
+    """Write a line to stderr without print().
+
+    The signal may have interrupted a print(). In this case a second print() may raise an error."""
     os.write(2, f"\n{sentence}\n".encode())

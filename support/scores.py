@@ -58,7 +58,8 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     pass@k is a mean over prompts. Let n be the number of samples of the prompt with the fewest
     samples. Then k is 2, 4, 8, ... up to n, and n itself if n > 1."""
     successes = successes_by_prompt(trajectories)
-    # In a replay, some prompts can have more samples than others.
+    # pass@k needs at least k samples of each prompt. In a replay, some prompts can have more
+    # samples than others, so the smallest number counts.
     samples = min(len(won) for won in successes.values())
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
@@ -181,8 +182,8 @@ def differences(
     models are not pooled with others, and why.
 
     Args: reference: the beginning of a row's name; a leading "ENV: " may be left out;
-        policies: name of a row -> folder of the row's model, or name of the row's player. A row
-        needs no entry if the row's name is already this folder or player.
+        policies: name of a row -> folder of the row's model, or name of the row's player. If a row
+        has no entry, the name of the row is taken for the folder or the player.
     Raises: UserError if no row's name begins with `reference`, or if rows of one environment differ
         in their prompts."""
     texts = []

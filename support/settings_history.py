@@ -5,8 +5,9 @@ settings of earlier iterations:
 
     [{"until": 4, "config": {...}}, ...]    settings of iterations 1 to 4, and so on
 
-Runs with different earlier settings do not count as seeds of one method. Some settings may change
-without --take_config, because they do not change training (`changed_settings` in
+`pool_seeds` in support/seed_groups.py pools runs of one method with different seeds. Runs with
+different earlier settings do not count as runs of one method, and are not pooled. Some settings may
+change without --take_config, because they do not change training (`changed_settings` in
 support/run_folder.py). The list leaves out changes of these settings.
 """
 

@@ -65,10 +65,11 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # Wilson's interval is for independent games. The mean of N independent games has the variance
-    # `variance_of_a_game` / N. The mean over the n instances has the variance `variance` / n. The N
-    # that makes the two variances equal is num_games, but num_games is never below n. num_games is
-    # above n if the rates of the instances vary less than the results of single games.
+    # Wilson's interval takes a number of independent games, here num_games. The mean of N
+    # independent games has the variance `variance_of_a_game` / N. The mean over the n instances has
+    # the variance `variance` / n. num_games is the N that makes the two variances equal, or n if
+    # this N is below n. num_games is above n if the rates of the instances vary less than the
+    # results of single games.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -301,8 +302,9 @@ def jackknife_interval(
 def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, ndarray]:
     """The mean of S seeds and the half-width of its 95 % interval.
 
-    The half-width has two parts: one combines the seeds' `half_widths`, the other covers the choice
-    of seeds. The half-width is the root of the sum of the squares of its parts (the method MOVER).
+    The half-width has two parts. The first part combines the `half_widths` of the seeds. The second
+    part covers the choice of seeds, and is left out for one seed. The half-width is the root of the
+    sum of the squares of its parts (the method MOVER).
 
     Args:
         values, half_widths: (S, ...), one for each seed.

@@ -43,9 +43,11 @@ def iteration_metrics(
     """The metrics of an iteration that do not come from `train.update`, `measure_collapse` or an
     evaluation.
 
-    Args: sampled: all trajectories; trajectories: those of groups without an error; stats:
-        statistics of the scores in these groups; num_kept: how many of `trajectories` the filter
-        kept.
+    Args:
+        sampled: all trajectories of the iteration.
+        trajectories: the trajectories of the groups without an error.
+        stats: statistics of the scores in the groups of `trajectories`.
+        num_kept: how many of `trajectories` the filter kept.
     Returns: a value for each of `metric_names`; None for the metrics that the caller adds."""
     config = learner.config
     num_errors = sum(trajectory.status == "error" for trajectory in sampled)
@@ -80,8 +82,8 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Metrics of scores and successes inside groups.
 
-    Args: stats: statistics of the raw scores of P groups; successes: (B,) bool or 0/1, group after
-        group; group_size: N.
+    Args: stats: statistics of the scores of P groups, before reward_norm changes rewards;
+        successes: (B,) bool or 0/1, one for each trajectory, group after group; group_size: N.
     Returns: in_group_*: means over groups, in reward units; zero_std_frac: fraction of groups with
         std 0; pass@N: fraction of groups with a success.
     >>> stats = GroupStats(torch.tensor([0.5, 0.0]), torch.tensor([0.7, 0.0]), torch.ones(2))
@@ -106,10 +108,10 @@ def mean_over_steps(
 
     Each step trains on one mini-batch, and counts in proportion to the response tokens of the
     mini-batch. So the means over the tokens of single mini-batches become one mean over all tokens.
-    (For observation_nll, too, a step counts in proportion to its response tokens, although
-    observation_nll is a mean over observation tokens.) For gradient norms all steps count equally.
-    logprob_diff_* are taken from the first step alone, because the engine and the trainer have the
-    same model weights only in the first step.
+    observation_nll is a mean over the observation tokens of a mini-batch. But for observation_nll,
+    too, a step counts in proportion to its response tokens. For gradient norms all steps count
+    equally. logprob_diff_* are taken from the first step alone, because the engine and the trainer
+    have the same model weights only in the first step.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, tokens_per_step=[1, 3])
     {'entropy': 1.5, 'grad_norm': 1.5}

@@ -108,7 +108,7 @@ def request_headers() -> dict[str, str]:
 
 
 def check_key(address: str, status: int, answer: bytes) -> None:
-    """Raises: UserError if the status is 401: the key is missing or wrong."""
+    """Raises: UserError if the status is 401, because then the key is missing or wrong."""
     if status == 401:
         state = "holds another key" if "OPENAI_API_KEY" in os.environ else "is not set"
         raise UserError(
@@ -137,7 +137,8 @@ def read_reply(answer: bytes, max_tokens: int) -> Reply:
             f"completion_tokens is {num_tokens!r}, expected a number up to max_tokens, {max_tokens}"
         )
     cut_by = None
-    # The server says "length" if max_tokens was reached, or if its context was full.
+    # finish_reason is "length" if the reply reached max_tokens, or if the context of the server was
+    # full.
     if choice.get("finish_reason") == "length":
         has_whole_budget = num_tokens == max_tokens
         cut_by = "max_response_tokens" if has_whole_budget else "max_context_tokens"

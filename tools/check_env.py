@@ -243,7 +243,8 @@ class Seen(NamedTuple):
     """What a game shows in one step."""
 
     step: str  # the action and its result; at the start, the opening observation
-    asked: str  # results of observe, statements and plan, which must not change the game
+    # Results of observe, statements and plan. Calls of these methods must not change the game.
+    asked: str
 
 
 def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iterator[Seen]:
@@ -367,7 +368,8 @@ def check_splits(subject: Subject) -> list[str]:
 def appearance(env: Env, instance: tuple) -> tuple:
     """Return the actions and observations of NUM_LOOKS games on an instance.
 
-    The first game follows the plan. The other games have random actions."""
+    The first game takes the actions of `Env.plan`, and a random action where `plan` returns [].
+    The other games have random actions."""
     texts = []
     for number in range(NUM_LOOKS):
         rng = np.random.default_rng([CHECK_SEED, number])

@@ -8,7 +8,8 @@
 
 An arm is one method: finished runs that train alike, except for the seed. All arms must be scored
 on the same prompts. Without --out, the command writes the files A_vs_B.md, .csv, .png and .pdf in
-out/comparisons/. The 95 % intervals are over prompts and seeds (support/statistics.py).
+out/comparisons/. The 95 % intervals of success rates, and of differences between arms, are over
+prompts and seeds (support/statistics.py).
 """
 
 from configurator import UserError, read_option

@@ -3,9 +3,10 @@
 The corpus of the tiny base model (studies/base_model) has games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
-- careful: like greedy, but does not move straight into a hole or push a box into a corner without a
-  target if it can avoid this. In FrozenLake, the player careful prefers moves that end near the
-  goal. Each hole into which a move could slip counts as one more cell of distance.
+- careful: like greedy, but takes two kinds of moves only if there is no other move: moves straight
+  into a hole, and pushes of a box into a corner without a target. In FrozenLake, the player careful
+  prefers moves that end near the goal. Each hole into which a move could slip counts as one more
+  cell of distance.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
   drawn again in each turn.
 
@@ -128,9 +129,10 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
     """Return the cost of a move, three values. The first value says whether, after the move, a box
-    is stuck in a corner without a target. The other two are the numbers of `Sokoban.cost_after`.
-    A blocked move counts as if no box were stuck, so it costs less than a move that leaves a box
-    stuck."""
+    is stuck in a corner without a target. The second value is the sum of the distances of the boxes
+    to their nearest targets, and the third is the distance of the player to a box (see
+    `Sokoban.cost_after`). A blocked move counts as if no box were stuck, so a blocked move costs
+    less than a move that leaves a box stuck."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:

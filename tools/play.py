@@ -112,8 +112,8 @@ def find_mistake(env: Env, actions: list[str]) -> str:
     """Return a message with the first illegal action and, if known, legal actions.
 
     Returns: "" if no checked action is illegal."""
-    # If `env.actions` is empty, the state decides what is legal. Then the later actions are not
-    # checked, because the first typed action may change the state.
+    # If `env.actions` is empty, the state decides what is legal. The first typed action may change
+    # the state, so without `env.actions` only the first action is checked.
     checked = actions if env.actions else actions[:1]
     illegal = [action for action in checked if not env.is_legal(action)]
     if not illegal:

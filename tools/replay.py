@@ -82,7 +82,7 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     in an environment.
 
     Raises: UserError if a game's environment is not one that the settings evaluate. After the last
-        row, UserError if games differ from their records.
+        row, UserError if a new trajectory differs from the recorded trajectory.
     """
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories

@@ -9,9 +9,9 @@
 steps of 16. --sft_file=PATH trains on a file of demonstrations.
 
 Without --sft_file, scripted players generate the demonstrations. With torchrun, each process trains
-on a part of the demonstrations of a step. The same command continues an interrupted run from
-out_dir. For config/NAME.py, the default of out_dir is out/NAME_sft. During training, the model
-plays held-out instances to measure its success.
+on a part of the demonstrations of a step. If a run was interrupted, the command that began the run
+continues it from out_dir. For config/NAME.py, the default of out_dir is out/NAME_sft. During
+training, the model plays held-out instances to measure its success.
 """
 
 from configurator import SFT_PREFIX, UserError, load_config, types_of
@@ -153,7 +153,8 @@ def without_effect(config: SftConfig) -> Iterator[Reason]:
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:
     """Return the command for RL from the trained model. The command repeats the arguments of
-    `argv`, but not arguments that begin with an entry of `ours`, such as --sft_steps=200."""
+    `argv`, except --out_dir, --model, --num_iterations and settings of SFT such as --sft_steps=200.
+    """
     ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
     shared = [argument for argument in argv if not argument.startswith(ours)]
     return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])

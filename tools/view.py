@@ -8,10 +8,10 @@
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
-The page, GIF or plot (PNG and PDF) is written into the folder of the first run; the page of a file
-of trajectories is written beside the file. The page is one HTML file and needs no network. Its
-address in the browser names the trajectory, the turn and the filters. A copy of this address opens
-the same view.
+The page, GIF or plot (PNG and PDF) is written into the folder of the first run. For a file of
+trajectories, the page is written beside that file. The page is one HTML file and needs no network.
+Its address in the browser names the trajectory, the turn and the filters. A copy of this address
+opens the same view.
 """
 
 from configurator import UserError

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from utils.files import read_json
 
-# The lines of a log up to the newest undamaged checkpoint never change: a run only appends lines,
-# and a restart drops only lines after that checkpoint.
+# The logs of a run. A run only appends lines to a log, and a restart drops only lines after the
+# newest undamaged checkpoint. So the lines up to this checkpoint never change.
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see utils/json_shapes.py
 OF_MODEL = "checksums.json"  # file with the checksums of a model, in its folder

@@ -49,7 +49,9 @@ def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 def _create_partial(path: Path) -> tuple[Path, int]:
     """Create an empty file beside `path`, under a name that nobody can guess."""
-    start = path.name[:50]  # the name of a file has at most 255 bytes
+    # The name of a file has at most 255 bytes. 50 characters have at most 200 bytes, and the rest
+    # of the name has 25 bytes.
+    start = path.name[:50]
     partial = path.with_name(f"{start}.{secrets.token_hex(8)}{PARTIAL}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     return partial, os.open(partial, flags, 0o666)

@@ -64,7 +64,8 @@ def _parts_of_dict(value: dict, shape: dict, prefix: str) -> list[tuple]:
     """Return (place, item, shape of the item) for each key of `shape`.
 
     The key `str` means each key of `value`. The place is the item's path as text. If `value` lacks
-    a key, the item is `...`, which matches only shapes of the form (shape, ...)."""
+    a key, the item is Python's constant `...` (Ellipsis). This constant matches only shapes of the
+    form (shape, ...)."""
     parts = []
     for key, item_shape in shape.items():
         if key is str:

@@ -12,7 +12,8 @@ MAX_THREADS = 64  # in `call_all`
 def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterator[Any]:
     """Call a function in threads, once for each item. Yields: the results, in the order of `items`.
 
-    With ThreadPoolExecutor, the process would wait after Ctrl-C for each call that hangs."""
+    The threads are daemon threads, so the process can end after Ctrl-C while a call hangs. With
+    ThreadPoolExecutor, the process would wait for each call that hangs."""
     waiting: SimpleQueue = SimpleQueue()
     futures = []
     for item in items:

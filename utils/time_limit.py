@@ -77,8 +77,9 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
     """Yield the items of an iterator, with a time limit for each batch of items.
 
-    Setting a limit for each item would take longer than making the item. A batch ends with the
-    first item after CHUNK_S seconds.
+    The items share the limit of their batch, because setting a limit for each item would take
+    longer than making the item. If an item comes more than CHUNK_S seconds after the beginning of
+    its batch, the batch ends with this item.
     Raises: EnvError if a batch exceeds the limit. Other errors are raised unchanged."""
 
     def next_items() -> list:
@@ -177,10 +178,10 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            # The main thread may add a limit after `limits` is copied below. To notice this limit,
-            # wakes_at is set to inf before the copy: while wakes_at is inf, `look_at` puts an entry
-            # into `calls` for each new limit. With an entry, the `get` below returns at once, and
-            # the loop copies the limits again.
+            # The main thread may add a limit after `limits` is copied below. While wakes_at is inf,
+            # `look_at` puts an entry into `calls` for each new limit. So wakes_at is set to inf
+            # before the copy. With an entry in `calls`, the `get` below returns at once, and the
+            # loop copies the limits again.
             self.wakes_at = math.inf
             limits = list(TimeLimit.active)
             self._ring(limits)

@@ -72,7 +72,9 @@ class Bandit(Env):
         return [self.high]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Choose a random arm, so that only RL can find the better arm."""
+        """Choose a random arm, so that demonstrations do not tell which arm is better.
+
+        Only RL can find the better arm."""
         return [self.actions[rng.integers(2)]]
 
     def greedy(self) -> str:

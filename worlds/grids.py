@@ -223,7 +223,7 @@ class FrozenLake(Grid):
     def statements(self) -> list[str]:
         names = [name.lower() for name in self.actions]
         next_words = [self._word_after(name) for name in names]
-        # the moves of one turn with 5 actions, which is the default of actions_per_turn
+        # the first 5 moves, because a turn has at most 5 actions by default (`actions_per_turn`)
         path = self._shortest_path()[:5]
         way = " ".join(names[move] for move in path) or "none"
         return [
@@ -281,9 +281,10 @@ class FrozenLake(Grid):
 class Sokoban(Grid):
     """Push every box onto a target.
 
-    `search_depth` limits the length of a sequence of moves in the search that draws rooms
-    (worlds/sokoban_rooms.py). RAGEN's search_depth is 300 for 6x6 rooms with one box, and 10 for
-    8x8 rooms with two boxes. For rooms with the symbols "newvocab", RAGEN's search_depth is 30.
+    To draw a room, a search pulls the boxes away from the targets (`reverse_play` in
+    worlds/sokoban_rooms.py). `search_depth` limits the number of moves in each sequence that the
+    search tries. RAGEN's search_depth is 300 for 6x6 rooms with one box, and 10 for 8x8 rooms with
+    two boxes. For rooms with the symbols "newvocab", RAGEN's search_depth is 30.
     """
 
     actions = ("Up", "Down", "Left", "Right")
@@ -387,8 +388,9 @@ class Sokoban(Grid):
     def _target_of(self, box: int) -> int:
         """Return the target that observations and statements name for a box.
 
-        This is the target under the box, or else the nearest free target. Of targets at the same
-        distance, the target with the lowest cell number is taken.
+        If a box is on a target, the function returns this target. Otherwise it returns the free
+        target that is nearest to the box. Of targets at the same distance, the target with the
+        lowest cell number is taken.
         """
         if box in self.targets:
             return box

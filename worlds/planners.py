@@ -33,10 +33,10 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 
 @lru_cache(maxsize=4096)
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
-    """Return {cell: moves of its safest shortest path to the goal}, for all cells with a path.
+    """Return {cell: moves of a shortest path to the goal}, for all cells with a path.
 
-    The risk of a path is the sum, over its moves, of the number of holes into which a move could
-    slip.
+    If a cell has several shortest paths, the function takes the path with the lowest risk. The risk
+    of a path is the sum, over its moves, of the number of holes into which a move could slip.
     """
     paths = {}
     risks = {}
@@ -86,11 +86,12 @@ def lake_plans(
     max_actions: int,
     budget: int,
 ) -> np.ndarray:
-    """Return codes of the optimal moves of a turn, for each (turns left, cell, actions left).
+    """Return the optimal moves of a turn, as a code, for each (turns left, cell, actions left).
 
-    This is value iteration over turns. In a turn, the player commits to a sequence q of 1 to
-    `max_actions` moves. |q| is the number of moves in q. With t turns and `a` actions left, q has
-    at most `a` moves, and:
+    This is value iteration over turns. V_t(cell, a) is the value of `cell` if t turns and `a`
+    actions are left. An action is one move. In a turn, the player commits to a sequence q of 1 to
+    `max_actions` moves. |q| is the number of moves in q. If `a` actions are left, q has at most `a`
+    moves, and:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
     If this maximum is below V_{t-1}(cell, a), then V_t(cell, a) is V_{t-1}(cell, a) instead, as if
     the player could skip a turn. V_0 is 1 at the goal, FALL_VALUE in a hole, and 0 elsewhere.

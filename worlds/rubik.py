@@ -17,14 +17,14 @@ import numpy as np
 from envs import Env, Move
 
 FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, down, left, back
-# A cube is a text of 24 letters, one for each place of a sticker. The letter of a place names the
-# face on which the sticker in this place lies when the cube is solved.
+# A cube is a text of 24 letters, one for each place of a sticker. The letter of a place names a
+# face. When the cube is solved, the sticker that is now in this place lies on the named face.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
-# face -> its cycles of places. A clockwise turn of the face moves the sticker in each place of a
-# cycle to the next place of the cycle, and from the last place to the first. The places of a face
-# are numbered row by row. The back face is seen from behind, and the bottom face with its front
-# edge on top.
+# face -> the cycles of places for a clockwise turn of the face. The turn moves each sticker to the
+# next place of its cycle. The sticker in the last place moves to the first place. The places of a
+# face are numbered row by row. The back face is seen from behind, and the bottom face with its
+# front edge on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
     "R": ((4, 5, 7, 6), (3, 20, 15, 11), (1, 22, 13, 9)),

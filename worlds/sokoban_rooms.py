@@ -33,8 +33,10 @@ class Room(NamedTuple):
 def draw_room(
     rng: np.random.Generator, size: int, num_boxes: int, search_depth: int
 ) -> Room | None:
-    """Try to draw a room. Return None if the floor is too small or reverse play did not uncover all
-    targets.
+    """Try to draw a room.
+
+    Return None if the boxes and the player would fill the floor. Return None, too, if reverse play
+    visited no state in which all boxes and the player are off the targets.
 
     Args: size: cells along each side, walls included.
     """

@@ -3,8 +3,9 @@
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/gspo.py
 
 sequence_ratio = True
-# In bfloat16, engine and trainer round differently. If the old log-probs came from the engine, this
-# rounding alone could cause clipping, because the clip range is narrow.
+# In bfloat16, engine and trainer round differently. With old log-probs from the engine, this
+# difference alone could take the ratio out of the narrow clip range. So the trainer computes the
+# old log-probs.
 recompute_old_logprobs = True
 clip_low = 3e-4  # the paper's clip range
 clip_high = 4e-4

@@ -8,8 +8,9 @@ state_weight = 1.0
 turn_gamma = 0.95
 sequence_ratio = True
 segment = "turn"  # as in the authors' code
-# In bfloat16, engine and trainer round differently. If the old log-probs came from the engine, this
-# rounding alone could cause clipping, because the clip range is narrow.
+# In bfloat16, engine and trainer round differently. With old log-probs from the engine, this
+# difference alone could take the ratio out of the narrow clip range. So the trainer computes the
+# old log-probs.
 recompute_old_logprobs = True
 clip_low = 3e-3  # the clip range of the authors' scripts for SAMPO
 clip_high = 4e-3

@@ -17,7 +17,9 @@ sft_muon_lr = 1e-2
 num_iterations = 40
 group_size = 8
 filter_keep = 0.5
+# The filter keeps 32 of an iteration's 64 trajectories. Two passes over these 32 trajectories, with
+# 16 trajectories per optimizer step, make four optimizer steps.
 batch_size = 16
-num_epochs = 2  # four optimizer steps per iteration, on 32 of 64 trajectories
+num_epochs = 2
 learning_rate = 3e-4
 turn_lam = 0.9

@@ -92,7 +92,8 @@ class Document(NamedTuple):
 def documents(
     config: SftConfig, chat: Chat, step: int, index: int, progress: float
 ) -> Iterator[Document]:
-    """Yield the documents of pack `index` of a step, until they have micro_batch_tokens tokens.
+    """Yield the documents of pack `index` of a step, until the pack has at least
+    micro_batch_tokens tokens.
 
     Args: progress: the share of the training that is finished, 0 to 1."""
     path = (config.seed, SEED_CORPUS, step, index)
@@ -219,7 +220,8 @@ def main(argv: list[str]) -> None:
     if options["packs"] < 1:
         raise UserError(f"packs must be 1 or more, got {options['packs']}")
     print_unread("studies.base_model.corpus", SETTINGS_READ, sources)
-    # here, because tiny_model.py imports torch, which takes seconds
+    # This import comes after the checks of the arguments, because tiny_model.py imports torch,
+    # which takes seconds.
     from studies.base_model.tiny_model import build_tiny_tokenizer
 
     chat = Chat(build_tiny_tokenizer())

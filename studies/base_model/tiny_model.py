@@ -130,7 +130,9 @@ def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def environment_texts() -> list[str]:
-    """Do not change the texts: they set the token ids, on which the weights in base/ depend."""
+    """Return the texts from which `build_tiny_tokenizer` learns the merges.
+
+    Do not change the texts: they set the token ids, on which the weights in base/ depend."""
     texts = ["system\nuser\nassistant\n_√_√#√"] * 500
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
     specs = [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]

@@ -51,7 +51,8 @@ FAMILIES = {  # beginning of a method's name -> its line in collapse.png; the fi
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried by `fit`
-# A spike is the first iteration > FIRST with a grad_norm > factor * median(grad_norm[:FIRST]).
+# A spike is the first iteration after iteration FIRST whose grad_norm is above factor * the median
+# of grad_norm over iterations 1 to FIRST.
 SPIKES = (3.0, 10.0)  # each factor has two rows in the table of spikes
 
 FOLDER = Path("studies/collapse")
@@ -106,8 +107,10 @@ def num_updates(row: Row) -> int:
 
 
 def is_alive(row: Row, starpo: Row) -> bool:
-    """Return True if a run does not collapse, makes at least as many updates as StarPO, and ends at
-    most TOLERANCE below StarPO's best success.
+    """Return True if a run is alive.
+
+    An alive run does not collapse, and it makes at least as many updates as StarPO. The success of
+    an alive run in the last evaluation is at most TOLERANCE below StarPO's best success.
 
     Args: starpo: the run of StarPO with the same seed and learning rate."""
     successes = tables.series(row)["eval_success"]
@@ -196,7 +199,11 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
 
 
 def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
-    """Return the last four entries of one row in the table of `spike_lines`, for these runs."""
+    """Return the last four entries of one row in the table of `spike_lines`, for these runs.
+
+    The first three entries are numbers of runs: with a spike before the collapse, with a spike and
+    no collapse, and with a spike after the collapse. The fourth entry, "N of M", says that N of the
+    M runs without a spike collapse."""
     num_then_collapse = 0
     num_no_collapse = 0
     num_after_collapse = 0

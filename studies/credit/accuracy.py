@@ -68,8 +68,8 @@ class Truth:
         A *draw* is one continued game. The new estimates would use new draws, as many as the
         present estimates. We split the present draws into halves, and compute a set of estimates
         from each half. From the rank correlation of the two sets, the formula of Spearman and Brown
-        predicts the expected rank correlation. The result is NaN if the two sets do not correlate
-        positively.
+        predicts the expected rank correlation of two sets with the full number of draws. The result
+        is NaN if the estimates from the two halves do not correlate positively.
         """
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
@@ -104,8 +104,9 @@ def measure(
     """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
     Args: credits: (K,). alternatives: (K,) the credit of each turn if its game goes on differently
-        after the turn's reply. reference: (K,) credits of GRPO, for the measure "gain". games: (K,)
-        index of each turn's game. clusters: (K,) index of each turn's board.
+        after the turn's reply. reference: (K,) credits of GRPO; "gain" is the measure "rank" of
+        `credits` minus the measure "rank" of `reference`. games: (K,) index of each turn's game.
+        clusters: (K,) index of each turn's board.
     """
 
     def compute(mask: ndarray) -> ndarray:

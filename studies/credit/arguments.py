@@ -68,10 +68,10 @@ def _check_pools(runs: dict[str, Config]) -> None:
 
     If runs have the same environment and estimator, the report takes them for seeds of one method
     and averages them. The check ignores the settings in WITHOUT_EFFECT (support/seed_groups.py),
-    which do not change training. In the present settings of a run, the check also ignores the
-    settings that `_credit_settings` replaces. If a restart changed the settings of a run, the check
-    also compares the settings before the restart. Of these earlier settings, the check ignores only
-    the seed and WITHOUT_EFFECT."""
+    which do not change training. `_credit_settings` gives some present settings the same values in
+    all runs, so the check also ignores these present settings. If a restart changed the settings of
+    a run, the check also compares the settings before the restart. Of these earlier settings, the
+    check ignores only the seed and WITHOUT_EFFECT."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])

@@ -125,8 +125,8 @@ def credits_of_alternatives(
 ) -> np.ndarray:
     """Return the credit (K,) that each turn gets if its game goes on differently after the reply.
 
-    For each call of the estimator, at most one game in each group is replaced by an alternative, so
-    the rest of the group stays as it was.
+    This function calls `credits_of` several times. Each time, an alternative replaces at most one
+    game of each group, so the other games of the group are the original ones.
 
     Args: alternatives: K games, one for each turn. Each alternative repeats the original game up to
         and including the turn's reply. New random numbers decide the rest: whether the reply's

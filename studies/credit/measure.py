@@ -68,8 +68,8 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # A file in OUT/cases holds no label: if the run goes on, "end" will mean a later checkpoint. So
-    # the label is added here.
+    # A file in OUT/cases holds no label, because "end" means a later checkpoint if the run goes on.
+    # So the label is added here.
     return [{**case, "label": label} for label, case in cases.items()]
 
 
@@ -79,8 +79,9 @@ def measure_missing(
     """Measure the checkpoints whose label has the value None in `cases`, and replace None there."""
     device = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device)
-    # "start" has no folder: its weights are those of the new learner. `load_learner` overwrites
-    # the weights of the learner. So `job.checkpoints` lists "start" before all other checkpoints.
+    # The checkpoint "start" has no folder: its weights are the initial weights of the learner.
+    # `load_learner` overwrites the initial weights, so `job.checkpoints` lists "start" before all
+    # other checkpoints.
     for label, folder in job.checkpoints[run].items():
         if cases[label] is not None:
             continue

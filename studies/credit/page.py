@@ -85,8 +85,9 @@ def results_of(
     Args: curves: label "WORLD ESTIMATOR" -> the record of each run. summaries: the entries of
         CREDIT about `world`, one for each checkpoint.
 
-    Raises: UserError if all runs have the same seed, or if an estimator has fewer seeds than others
-        or no accuracy."""
+    Raises: UserError if all runs have the same seed, because an interval over seeds needs two
+        seeds. UserError if an estimator has fewer seeds than others, or if CREDIT has no accuracy
+        of an estimator."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
     if len(seeds) == 1:
         raise UserError("intervals over seeds need two seeds; run studies.reproduce credit")

@@ -150,7 +150,9 @@ class Continuations:
 
     before: np.ndarray  # (K, m) returns: m games go on from the state before each turn
     reply: np.ndarray  # (K, m) returns: m games repeat each turn's reply, then go on
-    alternatives: list[RecordedGame]  # the K games whose returns are reply[:, 0]
+    # For each turn, the first of the m games that repeat the reply. The returns of these K games
+    # are reply[:, 0].
+    alternatives: list[RecordedGame]
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:

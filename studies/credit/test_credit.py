@@ -157,7 +157,9 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     # A return is 1 with probability p and 0 otherwise, so its variance is p (1 - p).
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
     assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
-    common = variance > 1e-3  # where errors are about normally distributed
+    # If p is close to 0 or 1 before and after the reply, the variance is small, and errors are not
+    # normally distributed. In all other turns, errors are about normally distributed.
+    common = variance > 1e-3
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
     assert np.abs(scores).max() < 4
@@ -388,8 +390,10 @@ def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
 
 
 def test_the_noise_of_the_truth_is_known():
-    """The variance of the noise is 2 * 0.5^2 / 16 = 0.03125. The variance of the true advantages is
-    0.3^2 = 0.09. The reliability is the share of the estimates' variance that is not noise:
+    """An estimated advantage is the difference of two means of 16 returns each. In `simulate`, the
+    standard deviation of a return's noise is 0.5, so the variance of the noise of an estimated
+    advantage is 2 * 0.5^2 / 16 = 0.03125. The variance of the true advantages is 0.3^2 = 0.09. The
+    reliability is the share of the estimates' variance that is not noise:
     0.09 / (0.09 + 0.03125) = 0.742."""
     _, truth = simulate(np.random.default_rng(0), num_turns=4000)
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)

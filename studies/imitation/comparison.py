@@ -76,7 +76,7 @@ class World(NamedTuple):
     title: str
     files: tuple[str, ...]  # names of the files in config/ that set the environment
     methods: dict[str, Method]  # name of a row in table.md -> its method
-    headline: str  # the method whose success is compared with that of each row
+    headline: str  # a method; table.md subtracts each row's success from the success of this method
     overlays: tuple[str, ...] = ()  # names of config files that are read after models/tiny.py
 
 
@@ -137,7 +137,10 @@ def imitation_of(stage: Curve) -> Method:
 
 
 def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: object) -> World:
-    """Return a game with two methods: SFT on games of a reference player; this SFT, then RL.
+    """Return a game with two methods.
+
+    The first method is SFT on games of a reference player. The second method is the same SFT,
+    followed by RL.
 
     Args:
         name: the game and its RL method are set in config/NAME.py.

@@ -1,7 +1,7 @@
 """The experiments of two papers: arXiv 2504.20073 (RAGEN) and arXiv 2510.01132 (the Guide).
 
-RAGEN and GUIDE hold the experiments of each paper by name. `python -m studies.reproduce` reads
-EXPERIMENTS, which joins them.
+RAGEN and GUIDE hold the experiments of each paper by name. EXPERIMENTS joins RAGEN and GUIDE, and
+`python -m studies.reproduce` reads EXPERIMENTS.
 """
 
 from studies.experiments import (
@@ -39,8 +39,8 @@ def responses_per_prompt(group_size: int) -> Curve:
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
     # A group of one trajectory has no variance, so the filter would drop all groups. Without the
-    # filter, all 128 trajectories are kept. They form one batch, because runs with larger groups
-    # also make one optimizer step an iteration.
+    # filter, all 128 trajectories are kept. The 128 trajectories form one batch, so that this run
+    # makes one optimizer step an iteration, as the runs with larger groups do.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,
@@ -161,7 +161,8 @@ def quest_sft(**overrides: object) -> Curve:
 QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)
 REPAIR_SFT = Curve(
     ("repair_grpo",),
-    # At scale tiny, tiny_text.py sets max_response_tokens to 32. The 400 restores the default.
+    # At scale tiny, tiny_text.py sets max_response_tokens to 32. The override 400 restores the
+    # default. `curve` would leave out an override that equals a default, so `Curve` is called here.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
 BUDGET = 6400  # cost of a run in the experiment "split", in rollouts

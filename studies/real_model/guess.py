@@ -104,7 +104,9 @@ def rewarded_lines() -> list[str]:
 
 
 def shares_of(run: dict) -> list[float]:
-    """Return the numbers of a line of `rewarded_lines`, each between 0 and 1."""
+    """Return the numbers of a run's line in `rewarded_lines`, each between 0 and 1: the share of
+    true statements after the first turn, before and after RL, then success before RL, in the best
+    evaluation and at iteration 50."""
     curve = run["curve"]
     return [
         true_share(run, "start"),

@@ -140,9 +140,10 @@ class UpdateCase(NamedTuple):
     def flop_of_learning(self, batch: PackedBatch, shape: dict, model) -> float:
         """Return the FLOP of one pack.
 
-        With "gae", the critic adds two forward passes and one backward pass. A forward pass costs 2
-        FLOP a weight and token, a backward pass 4. The critic has no LM head. So the critic adds
-        `(2 + 2 + 4) / 6 = 4/3` times the FLOP of a forward and backward pass through the body.
+        A forward pass costs 2 FLOP a weight and token, and a backward pass costs 4. With "gae", the
+        critic adds two forward passes and one backward pass through the body. The critic has no LM
+        head. So the critic adds `(2 + 2 + 4) / (2 + 4) = 4/3` times the FLOP that flop_of counts
+        for the body.
         """
         num_head = model.lm_head.weight.numel()
         num_body = sum(weight.numel() for weight in model.parameters()) - num_head

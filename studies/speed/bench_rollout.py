@@ -112,8 +112,9 @@ class Barrier:
 
 
 class DrawnLengths:
-    """An engine that cuts every reply at a random length: geometric, mean 25, at most 100 tokens.
+    """An engine that cuts every reply at a random length of at most 100 tokens.
 
+    The length is drawn from a geometric distribution with a mean of 25 tokens, and then limited.
     The seed of the reply decides the length, so all engines cut at the same token.
     """
 

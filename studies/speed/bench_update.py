@@ -109,8 +109,8 @@ class Batch:
         return torch.tensor(values)  # (R,)
 
     def loss(self, indices: list[int], logprobs: Tensor) -> Tensor:
-        """Return the clipped policy loss: its sum over the response tokens of the trajectories
-        `indices`, divided by the number of response tokens in the whole batch."""
+        """Sum the clipped policy loss over the response tokens of the trajectories `indices`.
+        Return the sum, divided by the number of response tokens in the whole batch."""
         lengths = [trajectory.num_response_tokens for trajectory in self.part(indices)]
         advantages = self.advantages[indices].repeat_interleave(torch.tensor(lengths))  # (R,)
         loss, *_ = ppo_loss(

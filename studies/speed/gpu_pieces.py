@@ -170,7 +170,8 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
-    """If `packs` is 1, leave out the case "varlen, eager": the piece `update` measures it."""
+    """Return updates of W1 to measure, in packs of up to `packs * sizes.pack_tokens` tokens. If
+    `packs` is 1, leave out "varlen, eager", because the piece `update` measures it."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -329,8 +330,8 @@ def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> t
 
 
 def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> list[str]:
-    """Return a sentence for each metric in COMPARED that differs from its value on the CPU
-    (`expected`) by more than `tolerance`, relative to this value."""
+    """Compare each metric in COMPARED with its value on the CPU (`expected`). Return a sentence
+    for each metric whose relative difference is larger than `tolerance`, or NaN."""
     problems = []
     for key in COMPARED:
         found = metrics[key]
@@ -362,7 +363,7 @@ def restart_of(config: Config, device: torch.device) -> Values:
             save = partial(save_learner, learner, saver)
             values["checkpoint, standstill s"] = seconds_of(save, device)
             values["written after s"] = seconds_of(saver.wait, device)
-            # Time a second checkpoint too: on a GPU it reuses the pinned memory of the first.
+            # On a GPU, a second checkpoint reuses the pinned memory of the first, so time both.
             learner.step += 1
             values["second standstill s"] = seconds_of(save, device)
         saved = next(Path(folder).glob("checkpoint-*"))

@@ -6,7 +6,7 @@
 
 The model gets the tokenizer of base/, which knows only 768 of the model's 151,936 tokens. All other
 tokens decode to nothing. So nearly every reply is malformed, and the scores of a group are equal.
-Without --filter_zero_std=True, the filter drops groups with equal scores.
+By default, the filter drops groups with equal scores, so training needs --filter_zero_std=True.
 """
 
 from configurator import UserError, read_option

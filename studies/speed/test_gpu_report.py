@@ -283,9 +283,9 @@ def test_metrics_that_differ_are_said_in_words():
 def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
-    # The packed batch has 2 tokens, then 3 tokens that also see the first 2. For n neighbouring
-    # tokens, the last of which sees k keys, flop_of counts n * (k - n/2) keys:
-    # 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5.
+    # The packed batch has 2 tokens, then 3 tokens that also see the first 2. If the last of n
+    # neighbouring tokens sees k keys, flop_of counts n * (k - n/2) keys for the n tokens. Here,
+    # flop_of counts 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5 keys.
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
@@ -330,9 +330,9 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
     monkeypatch.setattr(bench_gpu, "seconds_of", take_given_time)
     row = UpdateCase("W2").measure(CPU)
-    # The 2 members of a group share 19 of the 20 tokens of their first prompt. Each member adds 57
-    # tokens: the last token of this prompt (packing.py says why), 4 later prompts of 4 tokens and 5
-    # replies of 8.
+    # The 2 members of a group share 19 of the 20 tokens of their first prompt. The last token must
+    # stand directly before the first reply (see packing.py), so each member has its own copy. Each
+    # member adds 57 tokens: the copy, 4 later prompts of 4 tokens and 5 replies of 8.
     num_tokens = 2 * (19 + 2 * 57)
     assert row["s"] == 4.0 and row["tokens/s"] == num_tokens / 4.0
     assert row["MFU"] * 4.0 == pytest.approx(row["s at the peak"])

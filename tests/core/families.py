@@ -79,7 +79,8 @@ SMOLLM2_TEMPLATE = """\
 
 # If the system message contains "/system_override", the template leaves out the metadata: dates and
 # reasoning mode. Without "/system_override", the template writes no <|im_end|> after the system
-# message. If a conversation has no tools, the published template writes no <|im_end|> there either.
+# message. If a conversation has no tools, the published template of SmolLM3-3B leaves out this
+# <|im_end|>, too.
 SMOLLM3_TEMPLATE = """\
 {%- set system = messages[0].content %}
 {%- set thinks = enable_thinking is not defined or enable_thinking %}

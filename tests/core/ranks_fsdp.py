@@ -95,7 +95,8 @@ CASES = {  # case -> number of trajectories, settings
     "a reference": (9, dict(kl_coef=0.1)),
     "clipping": (9, dict(grad_clip=1e-3)),
     "an LM head of its own": (9, dict(model="qwen3_untied")),
-    # With lora_rank=3, matrix A has 3 rows: rank 0 holds two rows, and rank 1 holds one.
+    # With lora_rank=3, LoRA's matrix A has 3 rows. Two processes cannot share 3 rows equally, so
+    # rank 0 holds two rows, and rank 1 holds one.
     "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),
 }
 
@@ -178,8 +179,8 @@ def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
 
 
 def test_sharding_keeps_what_is_no_parameter(trained_folder):
-    """Rotary frequencies are not in the state dict. Sharding would lose the frequencies if it built
-    the model on "meta" and loaded the state dict."""
+    """Rotary frequencies are not in the state dict. If sharding built the model on the device
+    "meta" and loaded the state dict, the frequencies would be lost."""
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
     found = learner.policy.model.model.rotary_emb.inv_freq
     assert torch.equal(found, single.model.rotary_emb.inv_freq) and len(found) == 16

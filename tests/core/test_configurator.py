@@ -350,7 +350,7 @@ def test_every_number_has_one_range():
 
 
 def test_batch_is_no_more_than_the_filter_keeps():
-    # the default keeps 8 groups * 0.25 = 2 groups of 16 = 32 trajectories
+    # by default the filter keeps 0.25 * 8 = 2 groups, which have 2 * 16 = 32 trajectories
     with pytest.raises(ValueError) as error:
         load("--batch_size=64")
     assert "batch_size (64) is more than the 32 trajectories kept" in str(error.value)

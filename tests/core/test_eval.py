@@ -167,9 +167,10 @@ def test_scores_of_several_samples_by_hand():
     pass_at = {key: found[key] for key in found if "pass@" in key}
     assert pass_at == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
     # The prompts have rates 1/4, 0 and 3/4, and success_interval() appends 0 and 1. The variance of
-    # these five rates is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. The mean rate is 1/3, and a
-    # single game that is won with probability 1/3 has variance 2/9. The mean of the three prompts
-    # has variance 0.165 / 3, like the mean of num_trials such games.
+    # these five rates is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165, so the mean over three prompts
+    # has variance 0.165 / 3. The mean of the three prompts' rates is 1/3. A game that is won with
+    # probability 1/3 has variance 2/9, so the mean over num_trials games has variance
+    # 2/9 / num_trials. The value of num_trials makes the two variances equal.
     num_trials = 3 * (2 / 9) / 0.165
     assert success_interval(played) == pytest.approx(wilson_interval(num_trials / 3, num_trials))
     single = samples_by_hand("10")

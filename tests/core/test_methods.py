@@ -68,7 +68,8 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
         ([0.25], True, "dense", 1, [1]),
-        # Progress is paid at the turn with the second positive reward, and at the last turn.
+        # Progress is the sum of the rewards so far / 4, or 1 at the end of a win. "balanced" pays
+        # the new progress at the turn with the second positive reward, and at the last turn.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
         ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),
@@ -472,8 +473,9 @@ def test_good_sequences_are_never_masked():
 
 
 def test_tv_mask_by_hand():
-    """A token is masked if its probability differs from the engine's 0.5 by more than 0.2 and its
-    advantage would increase the difference."""
+    """The engine gives each token the probability 0.5. If the policy's probability is above
+    0.5 + 0.2, a token with A > 0 is masked. If the policy's probability is below 0.5 - 0.2, a token
+    with A < 0 is masked. An update with this A would increase the difference from 0.5."""
     new = torch.tensor([0.8, 0.8, 0.2, 0.2, 0.6, 0.8, 0.2]).log()
     engine = torch.full((7,), 0.5).log()
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0, 0.0])
@@ -725,7 +727,8 @@ def with_settings(learner, kept, **changes):
 
 
 def test_a_masked_token_has_no_gradient(played):
-    """The test raises the engine's log-probs, so sequence_mask drops all tokens with A < 0."""
+    """The test raises the engine's log-probs by 1, so pi / pi_engine is about e^-1 = 0.37. This
+    ratio is below the bound 0.9, so sequence_mask drops all tokens with A < 0."""
     learner, kept, experience = played
     far = replace(experience, rollout_logprobs=experience.rollout_logprobs + 1.0)
     good = replace(far, advantages=far.advantages.clamp(min=0.0))

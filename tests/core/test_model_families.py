@@ -42,8 +42,8 @@ RUN = dict(
     engine="torch",
     think=True,
     estimator="gae",
-    # 1.0 also keeps groups of equal scores. A random model has such groups, because all its
-    # replies are malformed.
+    # All replies of a random model are malformed, so a random model has groups of equal scores.
+    # filter_keep=1.0 also keeps these groups.
     filter_keep=1.0,
     max_turns=2,
     num_groups=2,

@@ -315,7 +315,9 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
             kills += 1
             if kills == 2:
                 break
-    rest = node.stdout.read()  # communicate(timeout=...) would miss buffered lines
+    # The loop may leave lines in the buffer of node.stdout. communicate(timeout=...) would miss
+    # these lines.
+    rest = node.stdout.read()
     node.wait(timeout=60)
     assert node.returncode != 0
     assert "rank      : 1 (local_rank: 1)" in rest.split("Root Cause")[1] and "SIGKILL" in rest

@@ -500,9 +500,10 @@ def test_only_new_tokens_are_prefilled(trained_model, chat):
     engine = make_engine(config, trained_model, chat)
     played = collect(engine, chat, config, STARTS, **OPTIONS)
     first = sum(len(t.turns[0].prompt_ids) - 1 for t in played if t.member == 0)
-    # The engine prefills a prompt without its last token, the input of the decode step. For the
-    # prompt of a later turn, the engine also prefills the last token of the previous reply, because
-    # the cache may lack this token. So the engine prefills n tokens for a later prompt of n tokens.
+    # The last token of a prompt is the input of a decode step, so the engine does not prefill this
+    # token. For the prompt of a later turn, the engine also prefills the last token of the previous
+    # reply, because the cache may lack this token. So if the prompt of a later turn has n tokens,
+    # the engine prefills (n - 1) + 1 = n tokens.
     later = sum(len(turn.prompt_ids) for t in played for turn in t.turns[1:])
     assert later > 0 and engine.num_prefilled == first + later
     assert not engine.busy and engine.histories == engine.prompt_owner == {}

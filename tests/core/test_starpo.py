@@ -621,12 +621,13 @@ def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
 def test_bi_level_gae_by_hand():
     # The turns have 2 and 1 tokens, with r = 0, 0, 1 and V = 1, 2, 3.
     # Both gammas are 0.5, and both lambdas are 1.
-    # The V of a turn is the V of its last token: 2 and 3.
+    # In the first pass, GAE over turns, the V of a turn is the V of its last token: 2 and 3.
     # The second turn has A = 1 - 3 = -2 and return A + V = 1.
     # The first turn has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return A + V = 0.5.
-    # The return of a turn becomes the reward of its last token. Each turn is now a trajectory of
-    # its own. The only token of the second turn has A = 1 - 3 = -2. In the first turn, the last
-    # token has A = 0.5 - 2 = -1.5. The first token has A = 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
+    # In the second pass, GAE over tokens, each turn is a trajectory of its own. The return of a
+    # turn becomes the reward of its last token. The only token of the second turn has
+    # A = 1 - 3 = -2. In the first turn, the last token has A = 0.5 - 2 = -1.5. The first token has
+    # A = 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
     discounts = starpo.Discounts(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     advantages, returns = starpo.bi_level_gae(
         doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], discounts
@@ -714,8 +715,9 @@ def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
         expected += [a] * length
     found, _ = estimate(estimator, rewards, turn_level=True, turn_gamma=turn_gamma)
     close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
-    # A turn that only one member of its group reached has advantage 0. The three turns of this
-    # kind have 2, 5 and 2 tokens.
+    # In the first group, only one trajectory has a third turn. In the second group, only one
+    # trajectory has a third and a fourth turn. No turn can be compared with these three turns, so
+    # their advantage is 0. The three turns have 2, 5 and 2 tokens.
     assert expected.count(0.0) == 2 + 5 + 2
 
 
@@ -1205,16 +1207,16 @@ def test_errors_name_what_was_given(call, message):
 def test_importance_weights_by_hand():
     new, rollout = torch.tensor([-1.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.5, -1.0])
     # `new` has the log-probs of pi, and `rollout` has those of pi_engine.
-    # The old log-probs are the engine's, so pi_old is pi_engine, and ratio = pi / pi_engine. The
+    # If the old log-probs are the engine's, pi_old is pi_engine, and ratio = pi / pi_engine. The
     # weight min(ratio, cap) / ratio is equal to min(1, cap / ratio).
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
-    # The old log-probs are the trainer's. Before the first optimizer step of an update, pi is
-    # pi_old, so the weight is min(pi_old / pi_engine, cap).
+    # If the old log-probs are the trainer's, pi is pi_old before the first optimizer step of an
+    # update. So the weight is min(pi_old / pi_engine, cap).
     found = starpo.importance_weights(new, new, rollout, 2.0)
     close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
-    # The old log-probs are the trainer's. After an optimizer step pi differs from pi_old, and the
-    # weight is min(pi / pi_engine, cap) / (pi / pi_old).
+    # After an optimizer step, pi differs from pi_old. If the old log-probs are the trainer's, the
+    # weight is then min(pi / pi_engine, cap) / (pi / pi_old).
     old = torch.tensor([-1.0, -1.5, -1.0, -1.5])
     ratio = [1.0, math.exp(0.5), 1.0, math.exp(-0.5)]
     total = [1.0, 2.0, math.exp(0.5), math.exp(-1.0)]
@@ -1223,9 +1225,9 @@ def test_importance_weights_by_hand():
 
 
 def test_importance_weights_truncate_the_gradient():
-    """The weight bounds the gradient of a token with A < 0 and ratio pi / pi_old above 1.
+    """PPO does not clip a token with A < 0 and ratio pi / pi_old above 1.
 
-    PPO does not clip this token. With the weight, d loss / d logprob is
+    The importance weight bounds the gradient of this token. With the weight, d loss / d logprob is
     -min(pi / pi_engine, cap) A."""
     new = torch.tensor([1.5, 0.1], requires_grad=True)
     old, advantages = torch.zeros(2), torch.tensor([-1.0, -1.0])

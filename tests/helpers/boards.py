@@ -211,8 +211,8 @@ def assert_mean(values, reference, reference_values=256):
 def assert_fraction(hits, reference, reference_values=256):
     """Assert that the share of 1s in `hits` is within 3.5 combined standard errors of `reference`.
 
-    If all `hits` are equal, the std of `hits` alone is 0. So the std is computed from the share of
-    1s among `hits` and the values of RAGEN's instances together.
+    If all `hits` are equal, the std of `hits` alone is 0. So the std is sqrt(p (1 - p)), where p is
+    the share of 1s among `hits` and the values of RAGEN's instances together.
     """
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), reference_values

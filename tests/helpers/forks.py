@@ -1,5 +1,6 @@
 """
-Train in forks of a process that has imported everything, which saves 7 CPU seconds a run.
+Train in forks of one process. This process has imported everything, so each run saves 7 CPU
+seconds.
 
     python tests/helpers/forks.py RUNS    # JSON: a list of [number of ranks, arguments of train.py]
 """

@@ -77,7 +77,9 @@ def settings_read(command: str) -> str:
 
 
 def unread_line(command: str, config: Config, sources: dict[str, str]) -> str:
-    """Return the line of one of READERS about settings without effect; '' if there are none."""
+    """Return the line that one of READERS prints about settings without effect.
+
+    If all settings on the command line have an effect, return ''."""
     reasons = ()
     if command == "tools.sft":
         from tools.sft import without_effect

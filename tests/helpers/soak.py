@@ -27,7 +27,7 @@ from support.log import Log
 
 
 class Moment(NamedTuple):
-    """When a process kills itself: at the `count`-th call of function `name`, in any thread."""
+    """A process kills itself at the `count`-th call of `owner`.`name`, in any thread."""
 
     owner: Any
     name: str

@@ -113,8 +113,8 @@ def read_torchrun(arguments):
 def script_of(words):
     """Return (name of the module that a command runs, arguments of the module).
 
-    Return ("", words) for programs other than Python and torchrun, and if the installed torchrun
-    does not know an option.
+    If the command begins with neither python nor torchrun, return ("", words). Also return
+    ("", words) if the installed torchrun does not know an option.
     """
     if words[0] == "torchrun":
         launch = read_torchrun(words[1:])

@@ -268,8 +268,9 @@ def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
     config = replace(config, sampling_rounds=2, max_error_frac=0.5)
     learner = SimpleNamespace(config=config, step=0, policy=None)
     played = train.collect_rollouts(learner, None, None)
-    # Of the first three groups, only [low, high] counts, so two more are played. [high, failed] has
-    # two different scores, but does not count, because one of its games failed.
+    # A group counts if its scores differ and none of its games failed. Of the first three groups,
+    # only [low, high] counts, so a second round plays two more groups. [high, failed] has two
+    # different scores, but does not count, because one of its games failed.
     assert asked == [3, 2]
     kept = without_errors(played, 2)
     scores = torch.tensor([trajectory.score for trajectory in kept])

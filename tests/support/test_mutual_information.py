@@ -176,9 +176,10 @@ def metrics_of(matrix, own, lengths=None):
 
 
 def test_two_by_two_by_hand():
-    # Thought 0 has two tokens. Its p is 1/4 after its own prompt and 1/16 after the other prompt;
-    # the geometric means over its tokens are 1/2 and 1/4. Thought 1 has one token. Its p is 1/2
-    # after its own prompt and 1/8 after the other prompt.
+    # Thought 0 has two tokens. The probability of thought 0 is 1/4 after its own prompt and 1/16
+    # after the other prompt, so the geometric means over the two tokens are 1/2 and 1/4. Thought 1
+    # has one token. The probability of thought 1 is 1/2 after its own prompt and 1/8 after the
+    # other prompt.
     found = metrics_of(log([1 / 4, 1 / 8], [1 / 16, 1 / 2]), [0, 1], [2, 1])
     per_token = [math.log(1 / 2), math.log(1 / 2)], [math.log(3 / 8), math.log(5 / 16)]
     per_thought = [math.log(1 / 4), math.log(1 / 2)], [math.log(5 / 32), math.log(5 / 16)]
@@ -348,7 +349,8 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
         now = second[f"marginal_std_{sampling}"]
         average = second[f"marginal_std_ema_{sampling}"]
         assert average == pytest.approx(0.9 * before + 0.1 * now) != pytest.approx(now)
-        # RAGEN-2 divides mi by the moving average of marginal_std. It does not average z-scores.
+        # As in RAGEN-2, mi_zscore_ema is mi / (moving average of marginal_std + 0.001). The
+        # metric mi_zscore_ema is not an average of z-scores.
         zscore = second[f"mi_zscore_ema_{sampling}"]
         assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
     # The row `oldest` is from an earlier version of the code, which wrote no marginal_std_ema. So

@@ -47,7 +47,9 @@ def test_what_the_filter_did_is_noted_in_each_member():
 @pytest.mark.parametrize(
     "settings, num_bytes, wanted",
     [
-        ({}, 0, [1, 2, 4, 5, 6, 8, 10]),  # 1, all even iterations, and 5, which is evaluated
+        # By default sample_every is 2, so the even iterations are recorded. Iteration 1 and the
+        # evaluated iteration 5 are recorded, too.
+        ({}, 0, [1, 2, 4, 5, 6, 8, 10]),
         ({"sample_every": 4}, 0, [1, 4, 5, 8]),
         ({"sample_every": 0}, 0, []),
         # Iteration i of 10 is recorded if the file has at most i/10 of 64 MB.

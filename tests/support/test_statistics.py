@@ -25,8 +25,8 @@ def test_doctests():
 
 
 def test_wilson_interval_by_hand():
-    # For k = 0 the ends are 0 and z^2 / (n + z^2) = 3.841459 / 13.841459. The ends for k = n mirror
-    # these.
+    # For k = 0 the ends are 0 and z^2 / (n + z^2) = 3.841459 / 13.841459 = 0.277533. For k = n the
+    # ends are 1 - 0.277533 and 1.
     assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-6)
     assert wilson_interval(10, 10) == pytest.approx((0.722467, 1.0), abs=1e-6)
     # For k = 128 and n = 256, the half width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256)
@@ -78,10 +78,12 @@ def test_equal_seeds_have_the_interval_over_instances():
 def test_rate_interval_of_two_seeds_by_hand():
     """Two seeds have rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
 
-    `rate_interval` adds two instances with means 0 and 1, so the variance is (0.5^2 + 0.5^2) / 10 =
-    0.05. A game that is won with probability 1/2 has the variance 0.25. So the mean over eight
-    instances with the variance 0.05 is as exact as the mean over 0.25 * 8 / 0.05 = 40 games. The
-    rates 1 and 0 have the standard deviation sqrt(0.5). For two seeds, the 97.5 % quantile of
+    `rate_interval` adds two instances with means 0 and 1, so the variance of the ten means is
+    (0.5^2 + 0.5^2) / 10 = 0.05. A game that is won with probability 1/2 has the variance 0.25. So
+    `rate_interval` treats the mean over eight instances like a mean over 0.25 * 8 / 0.05 = 40
+    games. The half width from instances is that of Wilson's interval for 20 wins in 40 games.
+
+    The rates 1 and 0 have the standard deviation sqrt(0.5). For two seeds, the 97.5 % quantile of
     Student's t is 12.7062, so the half width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35.
     Rates are between 0 and 1, so the interval is cut at 0 and 1.
     """
@@ -183,7 +185,10 @@ def play(rng, rates, luck, num_games):
 
 
 def coverages(cell, num_repeats):
-    """Return the coverage of intervals for rates and for two kinds of differences."""
+    """Return the coverage of three kinds of intervals.
+
+    Coverage is the share of intervals that hold the true value. The intervals are for a rate, for
+    the difference to a player, and for the difference between two sets of seeds."""
     rate, spread, num_games, num_seeds = cell
     rng = np.random.default_rng([round(1000 * x) for x in cell])
     luck = rng.random((num_repeats, 1, NUM_INSTANCES), dtype=np.float32)

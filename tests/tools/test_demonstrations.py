@@ -92,9 +92,9 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
         demos = [demonstration(config, chat, i) for i in range(150)]
         counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
-        # A turn has one action with probability 0.75 without noise and 1/3 with noise. Turns with
-        # one action are a little more frequent than that: plans near the goal are short, and a long
-        # game has few actions left at the end.
+        # A turn has one action with probability 0.75 without noise and 1/3 with noise. The share of
+        # turns with one action is a little larger than the probability, because plans near the goal
+        # are short, and because a long game has few actions left at the end.
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
 

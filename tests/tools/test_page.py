@@ -200,7 +200,8 @@ def test_slips_faults_and_credit_are_shown(page):
     assert page.locator(".fact").all_text_contents()[-1] == "✓ valid"
     note = "The filter kept this group: the standard deviation of its scores is 0.5. "
     assert texts_of(page, "#filter-note") == [f"{note}It kept 1 of 8 groups."]
-    # Bars start in the middle, so the largest advantage of the group, 1.5, fills half of the width.
+    # A bar shows an advantage and begins in the middle. So the largest advantage of the group, 1.5,
+    # fills 50 % of the width, and the advantage 0.5 fills 17 %.
     # A card shows the selected turn, turn 2. If a game ended earlier, its card shows its last turn.
     widths = "all => all.map(fill => Math.round(parseFloat(fill.style.width)))"
     assert page.locator(".turns .bar i").evaluate_all(widths) == [50, 17]
@@ -502,8 +503,8 @@ def test_two_runs_are_filtered_by_who_succeeds(two):
         "neither succeeds",
     }
     two.select_option("#comparison", "only a succeeds")
-    # Member 0 succeeded in run a and failed in run b. Run b has no member 1. Member 1 of run a is
-    # compared with member 0 of run b; both failed, so member 1 is not listed.
+    # Member 0 succeeded in run a and failed in run b. Run b has no member 1, so member 1 of run a
+    # is compared with member 0 of run b. Both members failed, so member 1 of run a is not listed.
     assert two.locator(".row .details").all_text_contents() == [
         "member 0 · success · 2 turns · a",
         "member 0 · failure · 1 turn · b",

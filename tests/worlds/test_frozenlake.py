@@ -36,7 +36,8 @@ MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # (ro
 
 def test_a_plan_is_a_number_in_base_5():
     assert planners.decode_moves(0) == []
-    # each digit in base 5 is the index of an action + 1; 71 = (2 * 5 + 4) * 5 + 1
+    # 71 = (2 * 5 + 4) * 5 + 1 has the digits 2, 4 and 1 in base 5. A digit minus 1 is the index of
+    # an action.
     assert planners.decode_moves(71) == [1, 3, 0]
 
 

@@ -434,7 +434,8 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
         ([FIX_ADD], 0.5),  # fixes one of two failing tests
         pytest.param([], 0.0, marks=pytest.mark.slow),
         pytest.param([FIX_ADD, FIX_MUL], 1.0, marks=pytest.mark.slow),
-        # two of three tests pass: as many as after one fix
+        # Two of three tests pass, as after FIX_ADD alone. Each failed test costs 1/2, because two
+        # tests fail without a fix.
         pytest.param([FIX_ADD, FIX_MUL, BREAK_SAME], 0.5, marks=pytest.mark.slow),
         pytest.param([BREAK_SAME], 0.0, marks=pytest.mark.slow),
         # submit restores the tests
@@ -443,7 +444,7 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
         pytest.param(
             [f"python -c 'import calc'; {FIX_ADD}; {FIX_MUL}"], 1.0, marks=pytest.mark.slow
         ),
-        # calc.py prints NUL bytes; these bytes hide no line of pytest's report
+        # the NUL bytes that calc.py prints hide no line of pytest's report
         pytest.param(
             [FIX_ADD, FIX_MUL, SHOW_OUTPUT, f"sed -i '1i import os; {PRINT_ZEROS}' calc.py"],
             1.0,

@@ -212,8 +212,8 @@ def test_optimal_lengths(spec, count, mean, cumulative):
 
 
 def test_observation_modes_by_hand():
-    # "around it" lists the cells up, down, left and right of the box; "Next" lists those of the
-    # player.
+    # "around it" lists the cells up, down, left and right of the box. "Next" lists the cells up,
+    # down, left and right of the player.
     text = in_room(ROOM_BOARD, observation="relations").observe()
     assert text == ROOM_BOARD + (
         "\nBox 1 up, its target 1 up 1 left, around it floor you floor wall."

@@ -23,8 +23,9 @@ from utils.checksums import changed_logs
 from utils.files import read_json, read_rows, read_text
 from utils.text import printable
 
-# Key: "start", "after RL" or the name of a reference player. Value: for each of n prompts 1 if it
-# was won, else 0; (n,) for one seed, (S, n) for S seeds.
+# Who won the games on n fixed prompts. Key: "start" for the policy before RL, "after RL" for the
+# policy after RL, or the name of a reference player. Value: an array with 1 for each won game and 0
+# for each other game, (n,) for one seed, (S, n) for S seeds.
 Wins = dict[str, np.ndarray]
 POLICIES = ("start", "after RL")
 RATE = (float, None)
@@ -53,7 +54,7 @@ class TrainedRun:
     folder: Path
     config: Config
     commit: str
-    wins: dict[str, Wins]  # by environment; `evaluations` were made in the first one
+    wins: dict[str, Wins]  # by environment; the first environment is that of `evaluations`
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
     code_diff: str | None = ""  # uncommitted changes as a diff; None: not saved
@@ -127,7 +128,8 @@ def read_run(folder: Path) -> TrainedRun:
 def sampled_tokens(step: dict, config: Config) -> float:
     """Return the number of tokens that an iteration sampled.
 
-    A group with an error is counted with the mean length of the other groups."""
+    `response_length` is the mean number of sampled tokens of the games in groups without an error.
+    Games in groups with an error count with this mean, too."""
     num_groups = step.get("sampled_groups", config.num_groups)
     return num_groups * config.group_size * (step["response_length"] or 0.0)
 

@@ -50,7 +50,7 @@ class Quantity(NamedTuple):
     """How a metric is drawn."""
 
     words: str  # name of the axis
-    scale: float = 1.0  # values are multiplied by it; 100 turns a fraction into per cent
+    scale: float = 1.0  # factor of the values; the factor 100 turns fractions into per cent
 
 
 PERCENT = Quantity("fixed prompts solved, %", 100)
@@ -94,7 +94,11 @@ def percent_axis(axes: Axes) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic. If its range is small, minor ticks have numbers, too."""
+    """Make the y axis logarithmic.
+
+    If the highest value of the axis is less than 20 times the lowest value, some minor ticks have
+    numbers, too. If the highest value is less than 3 times the lowest value, all minor ticks have
+    numbers."""
 
     def between(value: float, _: int) -> str:
         low, high = axes.get_ylim()

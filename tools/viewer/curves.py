@@ -162,7 +162,8 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Return name -> successes on `env`, for each name with equal successes in all runs.
+    """Return the policies and players whose successes on `env` are equal in all runs: name ->
+    successes.
 
     Runs without scores on `env` are left out. A name is a key of `Wins`. The names "start" and
     "after RL" stand for the policy before and after RL. All other names are those of reference

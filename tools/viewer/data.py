@@ -50,7 +50,7 @@ OUTCOMES = {  # status -> how a trajectory ended, in words
     "out_of_tokens": "out of tokens",
     "error": "error",
 }
-RANKED_BY = {  # the setting filter_by -> the quantity by which the filter ranks a group, in words
+RANKED_BY = {  # value of filter_by -> the quantity by which the filter ranks a group, in words
     "reward_std": "the standard deviation of its scores",
     "reward_mean": "its mean score",
     "entropy": "its entropy",
@@ -184,7 +184,8 @@ def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) ->
     Returns:
         steps: the iterations.
         curves: metric of CURVES -> its name and its values, one per iteration (None if unknown).
-        eval: (iteration, success) of each evaluation. Iteration 0 is the model before RL."""
+        eval: (iteration, success rate in the first environment) of each evaluation. Iteration 0 is
+            the model before RL."""
     curves = {}
     for key, label in CURVES.items():
         values = [row.get(key) for row in rows]
@@ -350,7 +351,8 @@ def describe_turn(
 def mark_false(thought: str, false_statements: dict[str, str]) -> list[tuple[str, str]]:
     """Return (sentence, fact) for each sentence of a thought.
 
-    The fact is the one that the sentence contradicts, from `false_statements`, or "" if none.
+    `false_statements` maps each false sentence to the fact that the sentence contradicts. For every
+    other sentence, the fact is "".
 
     >>> mark_false("Goal up. Go.", {"Goal up.": "Goal down."})
     [('Goal up.', 'Goal down.'), (' Go.', '')]

@@ -104,7 +104,8 @@ FROZENLAKE_CELLS = {
     "X": ("ice", "hole", "player"),
     "√": ("ice", "flag", "player"),
 }
-SOKOBAN_CELLS = (  # layers of each symbol, in the order of both alphabets in Sokoban.SYMBOLS
+# The layers of each kind of cell. Each alphabet in Sokoban.SYMBOLS has the kinds in this order.
+SOKOBAN_CELLS = (
     ("wall",),
     ("floor",),
     ("floor", "target"),

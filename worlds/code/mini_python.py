@@ -9,7 +9,9 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MAX_STEPS = 200  # steps in a run of a program; the right code in `repair.LIBRARY` takes at most 64
+# A step is an executed statement or operation. For each argument, a program may take MAX_STEPS
+# steps. For an argument of a test, the right code in `repair.LIBRARY` takes at most 64 steps.
+MAX_STEPS = 200
 MAX_NUMBER = 10**6  # largest absolute value that an operator or a function may give
 MAX_LENGTH = 64  # numbers in a list
 

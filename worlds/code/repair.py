@@ -192,7 +192,7 @@ class Repair(Env):
         elif command.verb == "run":
             self.output = self._visible_report()
 
-        if command.verb == "submit" or not self.actions_left:  # using up the actions also submits
+        if command.verb == "submit" or not self.actions_left:  # the last action submits as well
             return self._submit()
         changed = self.lines != old_lines
         return Move(0.0, terminated=False, success=False, effective=changed)

@@ -36,7 +36,9 @@ ENVIRONMENT = {
     "PATH": f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PYTHONDONTWRITEBYTECODE": "1",  # with stale bytecode, an edit could have no effect
+    # Python writes no bytecode files. Otherwise Python could run stale bytecode after an edit, so
+    # the edit could have no effect.
+    "PYTHONDONTWRITEBYTECODE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
 
@@ -133,7 +135,8 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
     unshare = ["unshare", "-mnpiuf", "--kill-child"]
     user = ""
     if os.geteuid() == 0:
-        # ISOLATE gives `folder` to this user id, which most likely owns no other folder
+        # The command runs with the user id `user`, and ISOLATE makes `user` the owner of `folder`.
+        # The id is computed from the inode of `folder`, so `user` most likely owns no other folder.
         user = str(2**15 + os.stat(folder).st_ino % 2**14)
     else:
         unshare.append("-Ur")

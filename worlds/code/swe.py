@@ -102,7 +102,9 @@ class SWE(Env):
         self.reward = reward
         self.isolated = sandbox == "required"
         self.rows = read_rows(Path(rows))
-        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # too few rows for disjoint splits
+        # With fewer than 4 * SPLIT_SIZE rows, two disjoint fixed splits would leave too few rows
+        # for training. Then the splits may share rows.
+        self.repeats = len(self.rows) < 4 * SPLIT_SIZE
 
     def draw(self, rng: np.random.Generator) -> tuple:
         return ("swe", str(rng.choice(list(self.rows))))

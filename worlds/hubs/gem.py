@@ -66,8 +66,8 @@ class Gem(Hub):
         self.note = "" if self.board else "The game begins."
         if self.has_fixed_rules:
             return self.board
-        # GEM puts random example actions in \boxed{}. Remove these examples, because equal games
-        # need equal texts: `Hub.key` takes the returned text as the key of the game.
+        # GEM puts random example actions in \boxed{}. `Hub.key` takes the returned text as the key
+        # of the game, and equal games need equal keys. So the examples are removed.
         return BOXED.sub("", instructions) + self.board
 
     def _start(self, instance: tuple) -> None:
@@ -164,7 +164,7 @@ def with_answer_tags(text: str) -> str:
 
 
 def use_local_words(module_name: str) -> None:
-    """Make a word game take its words from reasoning-gym, because NLTK would download them."""
+    """Make a word game use words of reasoning-gym, because NLTK would download its own words."""
     module = importlib.import_module(f"gem.envs.game_env.{module_name}")
     module.words = SimpleNamespace(words=local_words)
     module.nltk = SimpleNamespace(download=lambda name: True)
@@ -366,7 +366,10 @@ def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
 
 
 def plan_letters(game: Any) -> list[str]:
-    """Guess the word if only one fits, else the commonest new letter of the fitting words."""
+    """If only one word fits all answers of the game, guess this word.
+
+    Otherwise, of the letters not guessed yet, guess the letter that occurs in the most fitting
+    words."""
     fitting = []
     wrong = game.guessed_letters - set(game.board)
     for word in map(str.upper, game.available_words):

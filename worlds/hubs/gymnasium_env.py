@@ -206,7 +206,7 @@ class Gymnasium(Hub):
 
     def _named_numbers(self, observation: Any) -> str:
         decode = getattr(self.game.unwrapped, "decode", None)
-        if decode and len(self.values) > 1:  # one number holds several values, as in Taxi
+        if decode and len(self.values) > 1:  # `decode` splits one number into values, as in Taxi
             observation = list(decode(observation))
         numbers = flatten(observation)
         if len(numbers) > MAX_NUMBERS:
@@ -284,7 +284,7 @@ def flatten(observation: Any) -> list[float]:
 def best_actions(spec: str) -> np.ndarray:
     """Find the best action in each state, by value iteration over the environment's table P.
 
-    Returns: (S,) indices of actions.
+    Returns: (S,) the index of the best action in each of the S states.
     """
     table = make_env(spec).game.unwrapped.P
     num_states = len(table)

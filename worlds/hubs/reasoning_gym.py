@@ -58,7 +58,8 @@ WITH_FORMULAS = (
 FUNCTIONS = (  # that a formula may call
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs erf Ei Si Ci li"
 ).split()
-SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()  # they never grow like exp
+# These functions never grow like exp, so `is_arithmetic` allows them in and around any function.
+SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()
 MAX_FORMULA = 300  # characters
 MAX_EXPONENT = 100  # absolute value
 MAX_TERMS = 200  # terms that a formula may have after it is multiplied out

@@ -168,7 +168,7 @@ def read_steps(value: object) -> tuple[str, ...]:
 def read_name(value: object, key: str) -> str:
     """Read the name of an item or the title of a passage.
 
-    A search for a name without letters, digits and _ would find nothing.
+    A name must have a letter, a digit or _, because a search for any other name finds nothing.
 
     Raises: ValueError if `read_call_text` refuses the name, or if the name has no letter, digit
         or _."""
@@ -278,7 +278,9 @@ class Index:
 
         Document `number` has the highest possible score, because it contains all words of its name.
         Another document with all words of this name has the same score. Of two documents with the
-        same score, the search returns the document with the smaller index first.
+        same score, the search returns the document with the smaller index first. So the search
+        finds document `number` if fewer than `most` documents with a smaller index contain all
+        words of its name.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)

@@ -175,9 +175,9 @@ class Household(World):
 
         `World.search` passes these things and places to `effects` as `only`.
 
-        If several target places are in the same state, such as closed, return only the first of
-        them. One of them is enough for a shortest plan. The places of the player and of wanted
-        things are always returned."""
+        If several target places are in the same state, such as closed, a shortest plan needs only
+        one of these places. So only the first of these places is returned. But the places of the
+        player and of wanted things are always returned."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
@@ -193,8 +193,8 @@ class Household(World):
         One step is to hold the thing, another is to store the thing in the target. A stored thing
         counts as held. The tasks `clean`, `heat` and `cool` have a third step: to clean, heat or
         cool the thing. The task `two` has two steps for each of two things, and the two things must
-        be stored in the same place. The task `light` has two steps in this order: hold the thing,
-        then be at the lit lamp.
+        be stored in the same place. The task `light` has two steps: to hold the thing, and to be at
+        the lit lamp. The lamp step counts only while the player holds the thing.
         """
         if self.lamp:
             return self._reading_progress(facts)

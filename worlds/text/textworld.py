@@ -1,6 +1,6 @@
 """TextWorld: games of the package `textworld`, as in arXiv 2510.01132.
 
-The package is optional. Deliberate differences from this paper:
+The package is optional. Deliberate differences from arXiv 2510.01132:
 - Games run in the Python code of the package. They are not compiled for a z-machine interpreter.
 - An observation states the visible facts in short sentences (see `TextWorld.statements`).
 - The reward of a command is the rise of the score, divided by the largest possible score.

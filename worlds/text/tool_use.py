@@ -76,11 +76,11 @@ class ToolUse(Env):
         raise UserError(f"these {self.noun}s give no task of the kind {', '.join(self.tasks)}")
 
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
-        """Draw a `find` question: which item has these attributes?
+        """Draw a `find` question: which item has the one or two wanted attributes?
 
-        The optimal player searches for the attributes that are texts, not for the numbers.
-        Returns: None if the search for the texts finds no item with the attributes (see `fits`), or
-            if more than MAX_ANSWERS items have the attributes."""
+        The query of the optimal player holds the wanted attributes that are texts, and no numbers.
+        Returns: None if this query finds no item with all wanted attributes (see `fits`), or if
+            more than MAX_ANSWERS items have all wanted attributes."""
         target = self._draw_item(rng)
         wanted = {}
         for key in rng.permutation(list(target.attributes)).tolist()[:2]:
@@ -117,10 +117,11 @@ class ToolUse(Env):
         )
 
     def _draw_sum(self, rng: np.random.Generator) -> Task | None:
-        """Draw a `sum` question: what is the sum of an attribute of two items?
+        """Draw a `sum` question: what is the sum of the same attribute of two items?
 
-        Returns: None if the drawn names are not in alphabetical order, because only one order of a
-            pair is asked. Also None if one of the two values is not a whole number."""
+        Returns: None if the names of the two drawn items are not in alphabetical order, because
+            each pair of items is asked about in one order only. Also None if the attribute of one
+            of the two items is not a whole number."""
         first = self._draw_item(rng)
         second = self._draw_item(rng)
         attribute = self._draw_number(first, rng)
@@ -340,8 +341,8 @@ class OwnData(ToolUse):
         if task == "all":
             self.tasks = possible_tasks(documents)
         few = 4 * SPLIT_SIZE if self.questions or task == "find" else 100
-        # Fewer than `few` questions or items give too few tasks for disjoint splits. Then training
-        # and evaluation share the tasks.
+        # Fewer than `few` questions or items give too few tasks for disjoint splits. If the tasks
+        # are too few, training and evaluation share the tasks.
         self.repeats = len(asked_about) < few
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -354,10 +355,10 @@ class OwnData(ToolUse):
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
         """Return the steps that the file gives for a question, or else up to two searches.
 
-        The first search is for a document that the question names, or for all words of the
-        question. If one of the possible first searches shows the answer `question.answers[0]`, this
-        search is the only step. If no possible first search shows this answer, a second search is
-        for the name of a document with this answer.
+        The first search has one of these queries: the name of a document that the question names,
+        or all words of the question. If the results of one of these queries show the answer
+        `question.answers[0]`, the search with this query is the only step. If no query shows the
+        answer, the second search is for the name of a document with the answer.
         """
         if question.steps:
             return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)
@@ -378,9 +379,9 @@ class OwnData(ToolUse):
         return ()
 
     def _search_for_answer(self, answer: str) -> tuple[Step, ...]:
-        """Return one step: a search for a document's name that shows the answer.
+        """Return one step, a search that shows the answer. The query is the name of a document.
 
-        Return () if no such search shows the answer.
+        Return () if no search for the name of a document with the answer shows this document.
         """
         folded = answer.casefold()
         for document, text in zip(self.index.documents, self.index.folded, strict=True):
