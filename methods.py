@@ -60,8 +60,8 @@ def shape_rewards(
       state is the length of its best plan, and 0 after a success. For a state without a plan, the
       distance is 1 if it is the first state, and otherwise twice the initial distance.
 
-    The method has an effect on games without an error if reward_density is not "native". If a game
-    pays 1 for a success and nothing else, only "plan" changes the rewards.
+    The method can have an effect on games without an error if reward_density is not "native". If a
+    game pays 1 for a success and nothing else, only "plan" changes the rewards.
     Args: rewards, one from the environment for each turn; density, see above; max_reward, the
         largest total reward of a success; plan_lengths, only for "plan", the length of the best
         plan before the first turn and after each turn, 0 for a state without a plan.
@@ -211,7 +211,7 @@ def gigpo_advantages(
         start in the same state; estimator, one of the three above; gamma, discount from turn to
         turn; the others as for `starpo.trajectory_advantages`.
     Returns: (R,), at least float32.
-    Source: GiGPO, arXiv 2505.10978, equations 5 to 8 (gamma 0.95, w = 1).
+    Source: GiGPO, arXiv 2505.10978, equations 5 to 8. The paper has gamma 0.95 and w = 1.
     >>> rewards, group_ids = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])
     >>> options = dict(estimator="dr_grpo", gamma=0.5)
     >>> states = ["a", "b", "a"]

@@ -196,10 +196,10 @@ def normalize_rewards(
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    With "mean_std" and "asym_clip", the reward of each turn is first divided by std + 1e-6. If all
-    trajectories with one group id have equal scores, the rewards of their turns are set to 0
-    instead. Then, with every method, the reward of each trajectory's last turn is changed so that
-    the trajectory's rewards sum to its new score.
+    "mean_std" and "asym_clip" first divide the reward of each turn by std + 1e-6, or set the reward
+    to 0 if all scores with its trajectory's group id are equal. "mean" keeps the rewards of turns.
+    Then, with every method, the reward of each trajectory's last turn is changed so that the
+    trajectory's rewards sum to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.

@@ -812,8 +812,8 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     if finite:
         learner.bad_steps = 0
     else:
-        # A gradient that overflowed in float16 halves the loss scale. Any other skipped step counts
-        # as a bad step.
+        # If the metrics are finite, only the gradient is not. In float16 this is an overflow, and
+        # the loss scale is halved. Any other skipped step counts as a bad step.
         learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:

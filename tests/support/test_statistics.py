@@ -79,9 +79,10 @@ def test_rate_interval_of_two_seeds_by_hand():
     """Two seeds have rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
 
     `rate_interval` adds two instances with means 0 and 1, so the variance of the ten means is
-    (0.5^2 + 0.5^2) / 10 = 0.05. A game that is won with probability 1/2 has the variance 0.25. So
-    `rate_interval` treats the mean over eight instances like a mean over 0.25 * 8 / 0.05 = 40
-    games. The half width from instances is that of Wilson's interval for 20 wins in 40 games.
+    (0.5^2 + 0.5^2) / 10 = 0.05. Then the mean over the eight instances has the variance 0.05 / 8.
+    The mean of N games, each won with probability 1/2, has the variance 0.25 / N. The two variances
+    are equal for N = 40. So the half width from instances is that of Wilson's interval for 20 wins
+    in 40 games.
 
     The rates 1 and 0 have the standard deviation sqrt(0.5). For two seeds, the 97.5 % quantile of
     Student's t is 12.7062, so the half width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35.
