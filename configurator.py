@@ -3,8 +3,7 @@
 A command takes any number of config files and --key=value overrides. They are read left to right,
 and the last value of a setting wins. A config file is Python that assigns settings. Names that
 begin with "_", modules, functions and classes are ignored in a file. Any other name must be a
-setting. tools/sft_config.py has further settings, whose names begin with "sft_". Commands without
-these settings skip them in files.
+setting. tools/sft_config.py has further settings, for supervised learning.
 """
 
 import ast
@@ -548,8 +547,8 @@ def read_option(arg: str, types_by_key: dict[str, type]) -> tuple[str, Any]:
 
 
 def read_config_file(path: str, types_by_key: dict[str, type]) -> dict[str, Any]:
-    """Run a config file and return the settings that it assigns, without those that only tools.sft
-    has (`is_only_for_sft`)."""
+    """Run a config file and return the settings that it assigns, without the names that
+    `is_only_for_sft` finds."""
     if not Path(path).is_file():
         paths_by_name = {found.name: found for found in CONFIG_FOLDER.glob("**/*.py")}
         name = Path(path).name
@@ -576,7 +575,7 @@ def read_config_file(path: str, types_by_key: dict[str, type]) -> dict[str, Any]
 
 
 def is_only_for_sft(key: str, types_by_key: dict[str, type]) -> bool:
-    """Whether a name begins with SFT_PREFIX, and the command has no such settings.
+    """Whether `key` begins with SFT_PREFIX, and the command has no settings with this prefix.
 
     Args: types_by_key: the settings of the command."""
     has_sft_settings = any(name.startswith(SFT_PREFIX) for name in types_by_key)

@@ -184,8 +184,8 @@ def _makes_statements(spec: str) -> bool:
 
 
 # ---------- other commands
-# Each of these commands has a constant SETTINGS_READ, which names the settings that the command
-# reads. The constants below name settings that several commands read.
+# A command that calls `print_unread` has a constant SETTINGS_READ, which names the settings that
+# the command reads. The constants below name settings that several commands read.
 
 # Settings of a game. max_response_tokens is among them because the system message states it.
 GAME = """env observation think max_turns actions_per_turn actions_per_traj max_response_tokens

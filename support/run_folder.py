@@ -207,7 +207,7 @@ def load_saved(path: str | Path, kind: type[Config] = Config) -> Config:
 
     Args:
         path: a config.json, or the folder of a run.
-        kind: the class of the result. With Config, settings that only tools.sft has are left out.
+        kind: the class of the result. With Config, names that begin with SFT_PREFIX are left out.
     Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
     """
     path = Path(path)

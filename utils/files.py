@@ -1,4 +1,4 @@
-"""Reads text, JSON and JSON lines, and writes files so that a crash leaves no half file."""
+"""Reads text, JSON and JSON lines, and writes files so that a crash leaves no incomplete file."""
 
 from configurator import UserError
 
