@@ -1,9 +1,9 @@
 """The settings of a run. The dataclass Config below holds every default.
 
 A command takes any number of config files and --key=value overrides. They are read left to right,
-and the last value of a setting wins. A config file is Python that assigns settings. Names that
-begin with "_", modules, functions and classes are ignored in a file. Any other name must be a
-setting. tools/sft_config.py has further settings, for supervised learning.
+and the last value of a setting wins. A config file is Python that assigns settings. In a file,
+modules, functions and classes are ignored, and so are names that begin with "_". Any other name
+must be a setting. tools/sft_config.py has further settings, for supervised learning.
 """
 
 import ast
@@ -108,8 +108,8 @@ class Config:
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
     grace_s: Seconds = 60.0  # seconds that an iteration may still take after a stop signal
     # iterations between records in trajectories.jsonl (up to 64 MB a run); 0 = none. If not 0, the
-    # first and each evaluated iteration are recorded, too. A record of an iteration has at most 32
-    # trajectories, rounded up to whole groups
+    # first and each evaluated iteration are recorded, too. A record has the first
+    # ceil(32 / group_size) groups of an iteration
     sample_every: Natural = 2
     wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
@@ -156,15 +156,16 @@ class Config:
     sampling_rounds: Rounds = 1
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
-    # maximum number of tokens of a trajectory, prompts included; >= max_response_tokens. With
-    # context_turns this limits each turn, whose prompt repeats the turns that the policy sees
+    # maximum number of tokens of a trajectory, prompts included; >= max_response_tokens. If
+    # context_turns > 0, this limits the prompt and reply of each turn. The prompt then repeats the
+    # turns that the policy sees
     max_context_tokens: Tokens = 3600
     max_running: Count = 128  # maximum number of trajectories that the engine works on at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
     # limit for the fraction of trajectories that end in an error, in an iteration or evaluation;
-    # above the limit, the run stops. One bad initial state fails a whole group, so a limit above 0
-    # allows at least group_size errors (in an evaluation: one). The run also stops if every group
-    # has an error
+    # above the limit, the run stops. One bad initial state fails a whole group. So a limit above 0
+    # allows at least group_size errors in an iteration, and at least one error in an evaluation.
+    # The run also stops if every group has an error
     max_error_frac: Fraction = 0.1
 
     # -- StarPO
@@ -251,7 +252,9 @@ class Config:
     # -- diagnostics
     # iterations between measurements of the mutual information of thoughts and prompts; 0 = never
     collapse_every: Natural = 0
-    collapse_pairs: Pairs = 64  # at most this many thoughts of first turns, and of random turns
+    # a measurement takes two samples of thoughts: one from first turns, one from random turns. Each
+    # sample has at most this many thoughts
+    collapse_pairs: Pairs = 64
     # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
 
@@ -306,8 +309,8 @@ class Config:
         ranks_from_largest = strategy not in ("fraction", "count")
         if ranks_from_largest and (self.filter_smallest or self.filter_by == "reward_mean"):
             raise UserError(
-                f"filter_strategy {strategy!r} ranks values >= 0 from the largest; "
-                "filter_smallest and filter_by='reward_mean' need fraction or count"
+                f"filter_strategy {strategy!r} ranks values >= 0, the largest first; "
+                "with filter_smallest or filter_by='reward_mean' use fraction or count"
             )
 
     def _check_estimator(self) -> None:
@@ -459,8 +462,8 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    In a config file, names that begin with "sft_" are ignored, unless the class of the settings has
-    settings of supervised learning (`tools.sft_config.SftConfig`).
+    In a config file, names that begin with "sft_" are ignored, unless the class of the settings is
+    `tools.sft_config.SftConfig`.
 
     Args:
         argv: the arguments after the script name.

@@ -7,8 +7,8 @@ Bandit, FrozenLake and Sokoban have the rules, symbols, rewards and action budge
 from RAGEN:
 - Members of a group share the instance but not the transition noise. In RAGEN the members share
   both, so in FrozenLake all members slip at the same steps.
-- A seed gives the same instance in every process. No environment depends on a global random state.
-  Four datasets of reasoning-gym are exceptions: they depend on `hash()`, which can differ between
+- No environment depends on a global random state. A seed gives the same instance in every process,
+  except in four datasets of reasoning-gym: they depend on `hash()`, which can differ between
   processes. So these four datasets need a fixed PYTHONHASHSEED (docs/hubs.md).
 - Splits have no instance in common, unless `Env.repeats` is True. Different seeds for the splits
   would not be enough, because two seeds can draw the same small board.
@@ -43,7 +43,7 @@ EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
 SEED_TRANSITIONS = 7  # makes the random streams of transition noise differ from other streams
 MAX_DRAWS = 20_000  # after so many failed attempts to draw an instance, a UserError is raised
-DRAW_LIMIT_S = 60.0  # seconds after which `drawn_in_time` ends the draw of an instance or game
+DRAW_LIMIT_S = 60.0  # seconds that `drawn_in_time` allows for each instance or game
 
 
 # ---------- the protocol
@@ -228,7 +228,7 @@ class Env:
     def can_run_programs(cls, options: dict[str, str]) -> bool:
         """Whether an environment with these options can run programs or read files.
 
-        Args: options: option -> text of its value, from `split_options`."""
+        Args: options: maps each option to the text of its value, see `split_options`."""
         return cls.runs_programs
 
     def key(self, instance: tuple) -> Hashable:
@@ -306,7 +306,7 @@ ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
     "gymnasium": "worlds.hubs.gymnasium_env:Gymnasium",
 }
 HUBS = ("gem", "rg", "gymnasium")  # collections of games: 'rg:maze' is short for 'rg:name=maze'
-# options that --observation and --actions_per_traj set, not --env
+# --observation and --actions_per_traj set these options, so --env cannot set them
 COMMON_OPTIONS = ("observation", "max_actions")
 REQUIRED = ("draw", "_start", "_move", "observe", "rules")  # methods that a subclass must define
 # Matches a name that no action may have: a name that is empty, holds || or <, or begins or ends
@@ -388,8 +388,8 @@ def find_class(place: str) -> type[Env]:
         if not _is_environment(found):
             names = [name for name, value in vars(module).items() if _is_environment(value)]
             raise UserError(
-                f"{source} has no environment {class_name!r}; expected {source}:CLASS, and its "
-                f"subclasses of envs.Env are: {', '.join(names) or 'none'}"
+                f"{source} has no environment {class_name!r}; expected {source}:CLASS; "
+                f"subclasses of envs.Env in this module: {', '.join(names) or 'none'}"
             )
         missing = [name for name in REQUIRED if not hasattr(found, name)]
         if missing:

@@ -1,11 +1,11 @@
 """Methods that RAGEN's papers and training script do not have, as pure functions.
 
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
-methods here are off by default. In the list below, the setting that turns a method on stands in
-brackets. Only turn_ppo is no setting: it is a value of the setting `estimator`. The docstring of a
-method's first function states the source of the method ("Source"). The words "has an effect if"
-state the condition under which the method changes anything. The words "can have an effect if" mean
-that the condition alone is not enough. docs/methods.md says where a new estimator goes.
+methods here are off by default. In the list below, the setting in brackets turns the method on.
+Only turn_ppo is no setting: it is a value of the setting `estimator`. The docstring of a method's
+first function states the source of the method ("Source"). The words "has an effect if" state the
+condition under which the method changes anything. The words "can have an effect if" mean that the
+condition alone is not enough. docs/methods.md says where a new estimator goes.
 
     reward density    replaces the rewards of the turns of a game [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
@@ -221,7 +221,7 @@ def gigpo_advantages(
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
     returns = starpo.returns_to_go(turn_rewards, turns_per_trajectory, gamma)  # (K,)
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
-    numbers: dict[tuple, int] = {}  # (group, state) -> id of the turns to compare
+    numbers: dict[tuple, int] = {}  # maps (group, state) to the id of their set of turns
     state_groups = []
     for key in zip(group_of_turn.tolist(), states, strict=True):
         state_groups.append(numbers.setdefault(key, len(numbers)))
@@ -416,7 +416,7 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
 
 
 def _segment_means(x: Tensor, segment_ids: Tensor) -> Tensor:
-    """Return, for each token, the mean of x (R,) over the tokens of its segment, (R,)."""
+    """Give each token the mean of x (R,) over the token's segment. Returns: (R,)."""
     _, segment_of_token, lengths = torch.unique_consecutive(
         segment_ids, return_inverse=True, return_counts=True
     )

@@ -99,8 +99,8 @@ def _parse_stages(text: str) -> list[Stage]:
     rising = ends[0] > 0 and ends == sorted(set(ends))
     if not rising or last_end:
         raise UserError(
-            "every stage but the last must end in @N, with N rising from 1, "
-            f"and the last must not; got env={text!r}"
+            "every stage but the last must end in @N, with N above 0 and rising, "
+            f"and the last must have no @N; got env={text!r}"
         )
     shares = [_parse_mixture(mixture, text) for mixture, _ in parts]
     return [Stage(*stage) for stage in zip(ends, shares, strict=True)]

@@ -84,7 +84,7 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """A backbone whose scalar head estimates the value of the context before each sampled token."""
+    """A backbone whose scalar head estimates the value of the context before a response token."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()

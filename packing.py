@@ -39,7 +39,7 @@ VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # A piece with a context has more keys than queries. SDPA's causal kernels need as many queries as
 # keys, so such a kernel gets the queries of the context, too. If a piece has fewer than this many
-# keys per query of its own, a causal kernel is faster than SDPA with a mask (see
+# keys for each of its own queries, a causal kernel is faster than SDPA with a mask (see
 # `PackedLayout.masks`).
 MAX_CAUSAL_RATIO = 1.4
 
@@ -301,7 +301,7 @@ class PackedLayout:
         A causal kernel computes only half of the scores, but needs as many queries as keys. For a
         piece without a mask, `attend_pieces` therefore also gives the kernel the queries of the
         context, and drops the outputs of these queries. If a piece has fewer than MAX_CAUSAL_RATIO
-        keys per query of its own, a causal kernel is faster than SDPA with a mask.
+        keys for each of its own queries, a causal kernel is faster than SDPA with a mask.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):

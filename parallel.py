@@ -215,9 +215,9 @@ def stream_weights(
 def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
     """Return the merged weight W + (alpha / lora_rank) B A, computed in float32, sharded like W.
 
-    For a 16-bit `dtype` the sum is rounded at random, because rounding to the nearest number would
-    drop small changes by LoRA and so often give W again. The seed of the rounding depends only on
-    `name` and, for a sharded weight, on the shard's index. So a restart repeats the rounding.
+    For a 16-bit `dtype` the sum is rounded at random. Rounding to the nearest number would drop
+    small changes by LoRA and often give W again. The seed of the rounding depends only on `name`
+    and, for a sharded weight, on the shard's index. So a restart repeats the rounding.
     """
     weight = linear.base_layer.weight
     merged = torch.addmm(

@@ -163,7 +163,7 @@ class Reply:
     response_ids: list[int] | list[str] = field(default_factory=list)  # see `Turn`
     rollout_logprobs: list[float] = field(default_factory=list)
     error: str | None = None  # why the player could not answer
-    cut_by: str | None = None  # the setting whose limit cut the reply off; None if it was not
+    cut_by: str | None = None  # the setting that cut the reply off; None if no setting did
 
 
 # ---------- one episode
@@ -187,7 +187,7 @@ def make_episode(config: Config, env: str = "") -> Episode:
         # Draw and cache the reserved instances now, because `reset` has a time limit.
         reserved_keys(environment.spec, *environment.also_reserved)
     if config.reward_density == "plan":
-        check_uses(environment, "reward_density=plan")  # needs plan or optimal_length
+        check_uses(environment, "reward_density=plan")  # needs Env.plan or Env.optimal_length
     return Episode(environment, config)
 
 
@@ -286,9 +286,10 @@ class Rollout:
 def rewards_with_density(
     trajectory: Trajectory, density: str, max_reward: float, plan_lengths: Sequence[int]
 ) -> list[float]:
-    """Return the rewards of the turns after `shape_rewards` has changed the environment's part.
+    """Return the new reward of each turn.
 
-    Penalties and bonuses stay. Args: see `methods.shape_rewards`."""
+    `shape_rewards` changes the environment's part of a reward. Penalties and bonuses stay.
+    Args: see `methods.shape_rewards`."""
     from methods import shape_rewards  # here, because it imports torch, which takes seconds
 
     native = [turn.record.env_reward for turn in trajectory.turns]
@@ -410,8 +411,8 @@ def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size:
     sentence = f"{counts} (the first, in {failed[0].env}: {reason})"
     if len(failed) > allowed or not without_errors(trajectories, group_size):
         raise UserError(
-            f"{sentence}; at most {int(allowed)} may (max_error_frac is {config.max_error_frac}), "
-            "and at least one whole group must be left"
+            f"{sentence}; the limit is {int(allowed)} (max_error_frac is {config.max_error_frac}), "
+            "and at least one group must have no error"
         )
     print(
         f"{sentence}; training drops their groups, and evaluation counts each as a failure",

@@ -175,9 +175,9 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     else:
         names = "fraction, count, top_p, top_p_softmax or min_p"
         raise ValueError(f"strategy must be {names}, got {strategy!r}")
-    # The target is keep * mass.sum(). is_too_short[i]: the mass of ranks 0 to i sums to less than
-    # the target. Mass is >= 0, so the True entries come first. Keep the groups of the True entries
-    # and one more group, whose mass brings the sum to the target.
+    # The target is keep * mass.sum(). The entry is_too_short[i] is True if the mass of ranks 0 to i
+    # sums to less than the target. Mass is >= 0, so the True entries come first. Keep the groups of
+    # the True entries and one more group, whose mass brings the sum to the target.
     is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (C,)
     return 1 + int(is_too_short.sum())
 
@@ -336,7 +336,7 @@ def gae(
     Args:
         rewards: (S,) float, of S steps.
         values: (S,) float, V of the state before each step, in reward units. (The first pass of
-            bi-level GAE is an exception: as V of a turn it takes V at the turn's last token.)
+            bi-level GAE is an exception. Its V of a turn is V at the last token of the turn.)
         lengths: the number of steps of each piece. They sum to S.
         gamma, lam: discount and lambda in [0, 1] from each step to the next, one number or (S,).
     Returns: advantages (S,), returns (S,) = advantages + values; both without gradient, at least
@@ -613,8 +613,8 @@ def token_weights(
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
     [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
-    # R / B. The loss is a sum divided by R. A weight with the factor R / B makes the loss a sum
-    # divided by B.
+    # mean_tokens is R / B. The loss is a sum divided by R. A weight with the factor R / B makes the
+    # loss a sum divided by B.
     mean_tokens = sum(tokens_per_trajectory) / len(tokens_per_trajectory)
     if aggregation == "token_mean":
         weights = [1.0 for _ in tokens_per_trajectory]

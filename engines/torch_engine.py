@@ -267,8 +267,8 @@ class TorchEngine:
                 assert is_extended, "a trajectory's history must extend its previous history"
                 owner = key
                 # A step samples a token, and the next step computes the token's keys and values.
-                # If no step has run since known[-1] was sampled, the cache does not have the keys
-                # and values of known[-1]. So the prefill always starts at known[-1].
+                # The cache may not have the keys and values of known[-1] yet, so the prefill always
+                # starts at known[-1].
                 start = len(known) - 1
             elif len(self.row_keys) < self.max_running:
                 self.row_keys.append(key)

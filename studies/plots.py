@@ -32,11 +32,11 @@ CAPTION = """\
 In the picture (the .png file beside this page), a line is the mean of the seeds. In a panel "fixed
 prompts solved, %", the band at the first and the last evaluation is the 95 % interval of the table.
 For evaluations during training, only the success rate of each seed is recorded, not which prompts
-it solved. So with several seeds, the band is the widest interval that these rates allow. All
-other panels show metrics of training: their lines are moving averages over nine iterations, and
-their bands go from the lowest to the highest seed. A grey dashed line, if there is one, is a
-reference player with the policy's limits on turns and actions. A triangle marks the first warning
-of a seed."""
+it solved. So with several seeds, the band at these evaluations is the widest interval that the
+rates allow. All other panels show metrics of training: their lines are moving averages over nine
+iterations, and their bands go from the lowest to the highest seed. A grey dashed line, if there is
+one, is a reference player with the policy's limits on turns and actions. A triangle marks the first
+warning of a seed."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
 
@@ -57,8 +57,8 @@ def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None
 
 
 def looks_of(columns: dict[str, Curves]) -> dict[str, dict]:
-    """Return label of a curve (without environment) -> colour and dashes. Curves with the same
-    label look the same in the columns of all environments."""
+    """Map the label of each curve, without its environment, to a colour and dashes. Curves with the
+    same label look the same in the columns of all environments."""
     labels: dict[str, None] = {}
     for inside in columns.values():
         labels.update(dict.fromkeys(inside))

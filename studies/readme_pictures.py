@@ -51,11 +51,12 @@ if TYPE_CHECKING:
 
 DOCS = Path("docs")
 WORLDS = {"sokoban": "Sokoban, 6x6 rooms", "frozenlake": "FrozenLake, slippery"}
-REFERENCES = {  # row of studies/imitation/table.md -> label of its line in the picture
+# Key: row of studies/imitation/table.md. Value: label of this player's line in the picture.
+REFERENCES = {
     PLAYERS["optimal, 5 a turn"]: "optimal play",
     PLAYERS["random, closed loop"]: "random actions",
 }
-# row of studies/imitation/table.md -> label and colour of its bar in the picture
+# Key: row of studies/imitation/table.md. Value: label and colour of its bar in the picture.
 BARS = {BASE: ("before RL", "#9aa0a6"), "PPO": ("after RL", COLORS[0])}
 SEED = {
     "marker": "o",
@@ -125,7 +126,7 @@ def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
     """Draw the mean success and its 95 % interval for each row of BARS. If a row has several seeds,
     draw a dot for each seed.
 
-    Args: rates: row -> share of won games, (seeds, prompts)."""
+    Args: rates: maps the name of a row to its shares of won games, (seeds, prompts)."""
     for place, (row, (_, color)) in enumerate(BARS.items()):
         wins = 100 * rates[row]
         mean = wins.mean()
@@ -170,7 +171,7 @@ def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
         if is_wanted(trajectory):
             return number
     raise UserError(
-        f"{data['runs'][0]['name']} has no recorded game that fits the picture (one with a slip)"
+        f"{data['runs'][0]['name']} has no recorded game that fits the picture, which shows a slip"
     )
 
 

@@ -44,9 +44,9 @@ SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 def finished_rows() -> dict[Config, dict]:
     """Return settings -> row, for the files in studies/*/rows/ except those in OTHER_ROWS.
 
-    A row's values of the settings in ONLY_WRITING are ignored. Settings without a value get their
-    defaults. Rows with unknown settings are left out. A row of the tiny model is left out if its
-    run started from other weights than those in base/.
+    The values of settings in ONLY_WRITING are ignored. Settings without a value get their defaults.
+    Rows with unknown settings are left out. A row of the tiny model is left out if its run started
+    from other weights than those in base/.
     """
     found = {}
     known = {field.name for field in fields(Config)}
@@ -64,7 +64,7 @@ def finished_rows() -> dict[Config, dict]:
 
 
 def rows_of(curves: dict[str, Curve], scale: str) -> dict[str, list[dict]]:
-    """Return label of a curve -> rows (records) of its finished runs, ordered by seed."""
+    """Map the label of a curve to the rows of its finished runs, ordered by seed."""
     rows = finished_rows()
     found = {}
     for label, curve in curves.items():

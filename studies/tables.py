@@ -36,8 +36,8 @@ parentheses hold them. Differences are paired by seed and prompt. Intervals acco
 of prompts and, with two or more seeds, for the choice of seeds (support/statistics.py). With two or
 three seeds, differences between the seeds make an interval much wider. Even a narrow interval over
 few seeds does not exclude that another seed collapses. The column "first warning" has, for each
-seed, the iteration of the first sign of collapse (support/collapse_signs.py), or "-" without a
-sign. A player with a "closed loop" has one action a turn and enough turns for all actions, so it
+seed, the iteration of the first sign of collapse (support/collapse_signs.py), or "-" if there is
+none. A player with a "closed loop" has one action a turn and enough turns for all actions, so it
 sees the result of each action before it chooses the next one. A player with "k a turn" (k is 1, 2
 or 5) has the policy's limit on turns and chooses at most k actions a turn."""
 

@@ -234,9 +234,8 @@ METRICS = [
         "bad_steps",
         "update",
         "steps",
-        "Successive optimizer steps, up to the last one, that were skipped because a loss, a "
-        "metric or the gradient was NaN or Inf. Overflows that lower float16's loss scale do not "
-        "count.",
+        "Optimizer steps skipped in a row, up to the latest step, because a loss, a metric or the "
+        "gradient was NaN or Inf. Overflows that lower float16's loss scale do not count.",
     ),
     Metric(
         "logprob_diff_mean",
@@ -312,7 +311,7 @@ METRICS = [
         "mi_{SAMPLING}",
         "collapse",
         "nats per token",
-        "Like `mi_seq`, per token. It is comparable to the number of RAGEN-2, but is not a "
+        "Like `mi_seq`, per token. It is comparable to the value in RAGEN-2, but is not a "
         "true mutual information.",
     ),
     Metric(

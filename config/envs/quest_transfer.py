@@ -1,4 +1,4 @@
-# Extra settings for quest_ppo.py: evaluation on quests of the size in training, and on larger
+# Extra settings for quest_ppo.py: evaluation on quests as large as those in training, and on larger
 # quests. Larger quests have more rooms (w), more objects (o) or more commands in the shortest
 # solution (q).
 # Example:  torchrun --standalone train.py config/quest_ppo.py config/envs/quest_transfer.py

@@ -6,6 +6,6 @@
 
 tv_bound = 0.2
 # In the paper, the ratio (probability in the trainer) / (probability in the engine) has no cap. So
-# this cap is too high to matter. The paper's code caps the ratio at 20.
+# importance_cap is set too high to matter. The paper's code caps the ratio at 20.
 importance_cap = 1e6
 batch_size = 8  # four optimizer steps per iteration of frozenlake_grpo.py

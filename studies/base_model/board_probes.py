@@ -55,7 +55,9 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 
 
 def base_report(model, chat: Chat) -> dict[str, dict]:
-    """Run all probes, distributed over the ranks. Returns: "ENVIRONMENT MODE" -> metrics."""
+    """Run all probes, distributed over the ranks.
+
+    Returns: the metrics of each probe, with keys such as "bandit:pair=phoenix grid"."""
     tasks = []
     for files, modes in BASE_PROBES.items():
         for mode in modes.split():

@@ -85,7 +85,7 @@ FEW_ACTIONS = 0.5  # share of games that start with a random number of actions a
 class Document(NamedTuple):
     """A dialogue of the corpus."""
 
-    kind: str  # "drill", the name of the player, or for a bandit "arm 0" or "arm 1"
+    kind: str  # "drill", or for a game the name of its player, such as "greedy" or "arm 0"
     trajectory: Trajectory
 
 

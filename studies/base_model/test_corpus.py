@@ -135,8 +135,8 @@ def test_documents_are_right_and_of_every_kind(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("planners", [0.0, 0.5, 1.0])
 def test_every_game_has_a_player_of_the_crowd(chat, planners):
-    """The planner plays the share `planners` of the games. The three other players play the rest,
-    in proportion to crowd.SHARES."""
+    """The argument `planners` is the planner's share of the games. The three other players play the
+    rest, in proportion to crowd.SHARES."""
     sizes = dict(max_context_tokens=1024, micro_batch_tokens=1024)
     config = SftConfig(seed=7, sft_planners=planners, **sizes)
     counts = Counter()

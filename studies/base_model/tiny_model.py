@@ -40,8 +40,8 @@ QWEN2_SPLIT = (
 # This pattern splits text only while the merges are learned. A piece is a word, a digit, "||", or
 # any other single character.
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
-# QWEN2_SPLIT would split the tags of a reply, and " 0" to " 9". So each of these texts becomes an
-# added token.
+# QWEN2_SPLIT would split the tags of a reply and the texts " 0" to " 9". So each of these texts
+# becomes an added token.
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 SPACED_DIGITS = tuple(f" {digit}" for digit in range(10))
 

@@ -202,8 +202,8 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
     """Return the last four entries of one row in the table of `spike_lines`, for these runs.
 
     The first three entries are numbers of runs: with a spike before the collapse, with a spike and
-    no collapse, and with a spike after the collapse. The fourth entry, "N of M", says that N of the
-    M runs without a spike collapse."""
+    no collapse, and with a spike after the collapse. The fourth entry, "N of M", says that M runs
+    have no spike, and that N of these runs collapse."""
     num_then_collapse = 0
     num_no_collapse = 0
     num_after_collapse = 0

@@ -69,7 +69,7 @@ def test_an_update_without_differing_rewards_does_not_count():
 
 
 def test_a_sign_begins_when_the_level_has_left_the_first_one():
-    """The median of the last 3 values is above 2 in iterations 17 to 21, and 1 before."""
+    """The median of the last 3 values is 5 in iterations 17 to 21. Before, it is 1."""
     values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
     row = make_row([0.5] * 6, entropy=values)
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
@@ -174,7 +174,7 @@ def test_the_page_counts_collapses_and_survivors():
 def test_the_page_shows_how_thoughts_fade():
     shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
     row = make_row([0.9, 0.9], thought_true_frac=shares)
-    # 70 is the median of 10 50 70 80 90, and 30 that of 0 20 30 40 50
+    # The median of 10 50 70 80 90 is 70. The median of 0 20 30 40 50 is 30.
     assert collapse.true_thoughts(row) == "70 to 30"
 
 

@@ -68,10 +68,10 @@ def _check_pools(runs: dict[str, Config]) -> None:
 
     If runs have the same environment and estimator, the report takes them for seeds of one method
     and averages them. The check ignores the settings in WITHOUT_EFFECT (support/seed_groups.py),
-    which do not change training. `_credit_settings` gives some present settings the same values in
-    all runs, so the check also ignores these present settings. If a restart changed the settings of
-    a run, the check also compares the settings before the restart. Of these earlier settings, the
-    check ignores only the seed and WITHOUT_EFFECT."""
+    which do not change training. `_credit_settings` gives some settings the same value in all runs,
+    so the check also ignores these settings. If a restart changed the settings of a run, the check
+    also compares the settings before the restart. Of these earlier settings, the check ignores only
+    the seed and WITHOUT_EFFECT."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
@@ -123,7 +123,7 @@ def _credit_settings(config: Config) -> Config:
 
 
 def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
-    """Return label of a checkpoint -> folder, or None for "start". Raises: UserError.
+    """Map the label of each checkpoint to its folder, and "start" to None. Raises: UserError.
 
     Args: wanted: labels such as "start,20,end"; 20 is a number of iterations.
     """

@@ -137,8 +137,8 @@ def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
         "success": share of won games.
         "cpu_s": CPU seconds.
         "turns": column -> values of the K turns. "critic" is None if the run has no critic.
-        "credits": estimator or control -> [credit (K,), credit (K,) if the game goes on differently
-            after the reply].
+        "credits": estimator or control -> two lists of K credits. The first list has the credits in
+            the games. For the second list, each game goes on differently after the turn's reply.
     """
     config = player.config
     began = time.process_time()
@@ -181,7 +181,7 @@ def controls(
     """Return the credits of two controls: the planner's step rewards of K turns, and these rewards
     shuffled within each game.
 
-    Returns: control -> [credit (K,), credit if the game goes on differently after the reply]."""
+    Returns: control -> two lists of credits, as in `measure_policy`."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

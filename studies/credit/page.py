@@ -68,7 +68,9 @@ def main(argv: list[str]) -> None:
         found = [summary for summary in summaries if summary["env"].split(":")[0] == world]
         labels = [summary["label"] for summary in found]
         if len(set(labels)) < len(labels):
-            raise UserError(f"{CREDIT} has two policies of {world} at one checkpoint; measure one")
+            raise UserError(
+                f"{CREDIT} has two policies of {world} at one checkpoint; measure only one policy"
+            )
         results = results_of(world, curves, found)
         contents[f"credit {world}"] = credit_table(found)
         contents[f"speed {world}"] = speed_table(results)

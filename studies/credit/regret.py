@@ -7,12 +7,12 @@ The policy plays --num_groups training boards, --group_size games each. The loss
 V - Q(a): the expected reward of optimal play, minus the expected reward of the policy's actions
 followed by optimal play. The loss is the sum of two parts:
 
-    too long = max_n Q(a[:n]) - Q(a)    # avoided by playing only the best number n >= 1 of actions
+    too long = max_n Q(a[:n]) - Q(a)    # is 0 if the turn ends after the best number of actions
     the rest = V - max_n Q(a[:n])
 
     a         legal actions of the turn
     V         expected reward of optimal play from the state before the turn to the end of the game
-    Q(a[:n])  expected reward of the first n actions, followed by optimal play
+    Q(a[:n])  expected reward of the first n >= 1 actions, followed by optimal play
 """
 
 from configurator import Config, UserError, load_config

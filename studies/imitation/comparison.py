@@ -324,7 +324,7 @@ def wins_of_model(world: World, model: Path) -> list[int]:
 
 
 def wins_of_players(world: World) -> dict[str, list[int]]:
-    """Return name of a scripted player -> the number of games that it wins on each prompt."""
+    """For each scripted player, return the number of games that it wins on each prompt."""
     played = play_prompts(world, "--player=random,greedy,optimal")
     config, _, _ = load_config(game_words(world))
     if not isinstance(make_episode(config).env, Grid):
@@ -337,7 +337,7 @@ def wins_of_players(world: World) -> dict[str, list[int]]:
 
 
 def play_prompts(world: World, what: str) -> dict[str, list[int]]:
-    """Run eval.py. Return model or player -> the number of games that it wins on each prompt.
+    """Run eval.py. For each model or player, return the number of games won on each prompt.
 
     Args: what: the argument of eval.py that chooses models or players, such as "--model=tiny"."""
     scores = ROWS / "scores.json"
@@ -472,9 +472,9 @@ results of the seeds differ, parentheses hold them. Differences are paired by pr
 rows of a difference have different numbers of seeds, the second row enters with the mean of its
 seeds, and the interval does not cover the spread of these seeds. Policies sample at T=0.5. CPU-s
 are the CPU time of training, without evaluations. The rows whose names begin with "crowd" are
-scripted players, which name a random number of actions in each turn. The corpus of the base model
-([base_model](../base_model/README.md)) has games of the same players, but there random actions
-replace those of the player in some turns."""
+scripted players. In each turn they have a random limit on the number of actions. The corpus of the
+base model ([base_model](../base_model/README.md)) has games of the same players, but there random
+actions replace those of the player in some turns."""
 
 
 if __name__ == "__main__":

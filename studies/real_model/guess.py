@@ -1,8 +1,8 @@
 """Make the tables and pictures of the guessing game from the runs in studies/real_model/guess/.
 
 A run is a JSON file with "curve" (iteration -> success on the evaluation prompts) and "series"
-(metric -> its value in every iteration). "other_numbers" is the success in games with the numbers
-1 to 31.
+(metric -> its value in every iteration). The files of some runs also have "other_numbers", the
+success in games with the numbers 1 to 31.
 """
 
 from collections.abc import Sequence
@@ -104,9 +104,10 @@ def rewarded_lines() -> list[str]:
 
 
 def shares_of(run: dict) -> list[float]:
-    """Return the numbers of a run's line in `rewarded_lines`, each between 0 and 1: the share of
-    true statements after the first turn, before and after RL, then success before RL, in the best
-    evaluation and at iteration 50."""
+    """Return the five numbers of a run's line in `rewarded_lines`, each between 0 and 1.
+
+    Two numbers are shares of true statements in the turns after the first: before RL and after RL.
+    Three numbers are success: before RL, in the best evaluation and at iteration 50."""
     curve = run["curve"]
     return [
         true_share(run, "start"),

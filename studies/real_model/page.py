@@ -52,7 +52,8 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-GAMES = {  # environment -> its cell in the column "arms"; of two arms, the second is better
+# Maps an environment to its cell in the column "arms". Of two arms in a cell, the last is better.
+GAMES = {
     "bandit:pair=phoenix": "Phoenix, Dragon",
     "bandit:pair=engineer": "Engineer, Teacher",
     "bandit:pair=trader": "Trader, Librarian",

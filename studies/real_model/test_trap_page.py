@@ -31,7 +31,7 @@ def row_of(successes, lengths, seed=0):
     }
     curve = {}
     for number, success in enumerate(successes):
-        if number > 0:  # "curve" has no success before RL
+        if number > 0:  # "curve" lacks the evaluation before RL
             curve[str(5 * number)] = success
     return {
         "settings": {"seed": seed},

@@ -562,7 +562,7 @@ def test_the_help_of_one_setting():
     line = "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn"
     assert setting_help("lam") == line
     assert setting_help("max_error_frac").endswith(
-        "(in an evaluation: one). The run also stops if every group has an error"
+        "at least one error in an evaluation. The run also stops if every group has an error"
     )
     with pytest.raises(UserError, match="unknown key 'lamb' from --help: did you mean lam?"):
         setting_help("lamb")

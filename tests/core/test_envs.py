@@ -253,7 +253,10 @@ def test_env_specs_by_hand():
     )
 
 
-STAGES = "every stage but the last must end in @N, with N rising from 1, and the last must not; got"
+STAGES = (
+    "every stage but the last must end in @N, with N above 0 and rising, "
+    "and the last must have no @N; got"
+)
 PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
 
 

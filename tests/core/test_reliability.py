@@ -372,8 +372,8 @@ def test_a_run_stops_without_a_whole_group(num_errors, counted):
         rollout.check_errors(played, config, 4)
     assert str(error.value) == (
         f"{counted} trajectories ended in an error (the first, in lake: "
-        "OSError: gone); at most 4 may (max_error_frac is 0.25), and at least one whole group must "
-        "be left"
+        "OSError: gone); the limit is 4 (max_error_frac is 0.25), and at least one group must "
+        "have no error"
     )
 
 

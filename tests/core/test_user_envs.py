@@ -79,8 +79,8 @@ def test_an_environment_that_cannot_draw(path):
     [
         (
             ":Gues",
-            r"my_env\.py has no environment 'Gues'; expected .*\.py:CLASS, and its "
-            r"subclasses of envs\.Env are: Guess, Plain",
+            r"my_env\.py has no environment 'Gues'; expected .*\.py:CLASS; "
+            r"subclasses of envs\.Env in this module: Guess, Plain",
         ),
         ("", "has no environment ''"),
         (":make_env", "has no environment 'make_env'"),
