@@ -157,8 +157,8 @@ class Config:
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
     # maximum number of tokens of a trajectory, prompts included; >= max_response_tokens. If
-    # context_turns > 0, this limits the prompt and reply of each turn. The prompt then repeats the
-    # turns that the policy sees
+    # context_turns > 0, this limits each turn, prompt and reply together. The prompt then repeats
+    # the turns that the policy sees
     max_context_tokens: Tokens = 3600
     max_running: Count = 128  # maximum number of trajectories that the engine works on at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds

@@ -43,7 +43,7 @@ EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
 SEED_TRANSITIONS = 7  # makes the random streams of transition noise differ from other streams
 MAX_DRAWS = 20_000  # after so many failed attempts to draw an instance, a UserError is raised
-DRAW_LIMIT_S = 60.0  # seconds that `drawn_in_time` allows for each instance or game
+DRAW_LIMIT_S = 60.0  # seconds that `drawn_in_time` allows for the draw of an instance or game
 
 
 # ---------- the protocol

@@ -221,7 +221,7 @@ def gigpo_advantages(
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
     returns = starpo.returns_to_go(turn_rewards, turns_per_trajectory, gamma)  # (K,)
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
-    numbers: dict[tuple, int] = {}  # maps (group, state) to the id of their set of turns
+    numbers: dict[tuple, int] = {}  # maps (group, state) to an id that its turns share
     state_groups = []
     for key in zip(group_of_turn.tolist(), states, strict=True):
         state_groups.append(numbers.setdefault(key, len(numbers)))

@@ -5,10 +5,11 @@ advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py
 and lists the differences from the StarPO paper (RAGEN, arXiv 2504.20073). `methods.py` has methods
 of other papers. docs/methods.md says how to add an estimator.
 
-Letters of shapes: P groups of N trajectories (group_size); B trajectories, K turns and R response
-tokens in all. Response tokens are the tokens that the policy sampled. With mask_observations=False,
-they are all tokens after the system message. After the filter, B, K and R count only what was kept.
-In the update, B, K and R are the numbers in one mini-batch or micro-batch.
+Letters of shapes: There are P groups of N trajectories, and N is group_size. In all, there are
+B trajectories, K turns and R response tokens. Response tokens are the tokens that the policy
+sampled. With mask_observations=False, they are all tokens after the system message. After the
+filter, B, K and R count only what was kept. In the update, B, K and R are the numbers in one
+mini-batch or micro-batch.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
@@ -78,9 +79,10 @@ SEED_SHUFFLE = 33
 SEED_MIXTURE = 34
 SEED_COLLAPSE = 35
 
-# dtype -> limit, in nats, of the mean absolute difference between the log-probs of engine and
-# trainer. The mean is over the response tokens of the first mini-batch. Training warns if the mean
-# exceeds the limit. If engine and trainer have different dtypes, the larger limit counts.
+# Maps a dtype to the limit, in nats, of the mean absolute difference between the log-probs of
+# engine and trainer. The mean is over the response tokens of the first mini-batch. Training warns
+# if the mean exceeds the limit. If engine and trainer have different dtypes, the larger limit
+# counts.
 MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
 
@@ -107,8 +109,8 @@ def train(run: Run, device: torch.device) -> None:
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
         scores = None
-        # Due every eval_every iterations, and after the last one. With early_stop, bad metrics can
-        # make this iteration the last one.
+        # An evaluation is due every eval_every iterations, and after the last iteration. With
+        # early_stop, bad metrics can make this iteration the last one.
         if run.evaluation_due(metrics):
             scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, scores)
@@ -146,7 +148,7 @@ def iterate(
     check_errors(sampled, config, config.group_size)
     trajectories = without_errors(sampled, config.group_size)
 
-    # -- measure collapse (timed by neither timer): do thoughts still depend on the prompt?
+    # -- measure collapse (not timed): do thoughts still depend on the prompt?
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
@@ -242,7 +244,7 @@ def collect_groups(
     env_of_group = rng.choice(list(mixture.keys()), size=num_groups, p=list(mixture.values()))
     return parallel.collect_all(
         engine,
-        learner.policy,  # only to check that the engine has its weights
+        learner.policy,  # only to check that the engine has the policy's weights
         chat,
         config,
         starts,
@@ -290,7 +292,7 @@ def filter_candidates(config: Config, stats: GroupStats) -> Tensor:
 
 
 def select_groups(config: Config, candidates: Tensor, rank_by: Tensor, stats: GroupStats) -> Tensor:
-    """Choose the groups to train on with `starpo.filter_groups`.
+    """Use `starpo.filter_groups` to choose the groups to train on.
 
     Args: candidates: as from `filter_candidates`; rank_by: (P,), as from `ranking_values`.
     Returns: the indices of the chosen groups (<= P,), ascending."""
@@ -812,8 +814,9 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     if finite:
         learner.bad_steps = 0
     else:
-        # If the metrics are finite, only the gradient is not. In float16 this is an overflow, and
-        # the loss scale is halved. Any other skipped step counts as a bad step.
+        # If the metrics are finite, the step is skipped because of the gradient. In float16 the
+        # gradient has then overflowed, and a loss scale above 1 is halved. Any other skipped step
+        # counts as a bad step.
         learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:

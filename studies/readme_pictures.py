@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 DOCS = Path("docs")
 WORLDS = {"sokoban": "Sokoban, 6x6 rooms", "frozenlake": "FrozenLake, slippery"}
-# Key: row of studies/imitation/table.md. Value: label of this player's line in the picture.
+# Maps a player (a row of studies/imitation/table.md) to the label of its line in the picture.
 REFERENCES = {
     PLAYERS["optimal, 5 a turn"]: "optimal play",
     PLAYERS["random, closed loop"]: "random actions",
 }
-# Key: row of studies/imitation/table.md. Value: label and colour of its bar in the picture.
+# Maps a row of studies/imitation/table.md to the label and colour of its bar in the picture.
 BARS = {BASE: ("before RL", "#9aa0a6"), "PPO": ("after RL", COLORS[0])}
 SEED = {
     "marker": "o",

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from studies import tables
 
 DROP = 0.2  # success is low if it is at least DROP below the best success so far
-WINDOW = 3  # a sign compares the latest WINDOW iterations with iterations 1 to FIRST
+WINDOW = 3  # a sign compares medians of the latest WINDOW iterations and of iterations 1 to FIRST
 FIRST = 5  # the first level of a metric is its median over iterations 1 to FIRST
 
 Row = dict  # the results of a run, see studies/runs.py

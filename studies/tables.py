@@ -59,8 +59,8 @@ def wins_in(env: str, rows: Rows) -> Wins:
 
 
 def wins_of_run(rows: Rows) -> Wins:
-    """Return the wins in the first environment in which the runs were scored. The values of
-    row["curve"], the success at each evaluation, are from the same environment."""
+    """Return the wins in the first environment in which the runs were scored.
+    row["curve"] holds the success in this environment at each evaluation."""
     env = next(iter(rows[0]["successes"]))
     return wins_in(env, rows)
 
@@ -136,8 +136,8 @@ def fill(page: str, contents: dict[str, str]) -> str:
 
 
 def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
-    """Return name of a table row -> wins. The row of the first environment is named LABEL. The row
-    of another environment is named "LABEL on ENV"."""
+    """Map the name of a table row to its wins. The row of the first environment is named LABEL. The
+    row of another environment is named "LABEL on ENV"."""
     named = {}
     for env, wins in wins_by_env(rows).items():
         named[f"{label} on {env}" if named else label] = wins

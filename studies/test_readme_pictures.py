@@ -112,7 +112,7 @@ def write_run(folder, *, moves):
     """Write the folder of a run with three games: two are lost after one turn each, and the third
     is won after three turns.
 
-    Args: moves: a list with the direction in which the agent moves in the first turn of each game.
+    Args: moves: a list of one direction, in which the agent moves in the first turn of each game.
         The agent chooses Right in this turn. With ["Down"], the agent slips: it moves in another
         direction than the chosen one."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}

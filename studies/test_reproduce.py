@@ -418,7 +418,7 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
     only = "--only=sokoban PPO keep"
     reproduce.main(["fig7", only, "--seeds=0", "--dry_run=True", "--scale=full"])
     quarter, *_, every, total = capsys.readouterr().out.splitlines()[1:]
-    assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 200 * 24 s, as in the paper
+    assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 200 times the paper's 24 s
     assert every.endswith("# 3.78 h") and "on one GPU" in total  # 200 * 68 s
 
 

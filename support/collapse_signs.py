@@ -33,13 +33,13 @@ STD_DROP = 0.5
 # At this success rate or above, a low std is no sign of collapse, because success also makes the
 # rewards inside a group more equal.
 HIGH_SUCCESS = 0.5
-# sign: the level of entropy rises or falls by over this factor within PERIOD iterations, unless
-# the old and the new level are at most LOW_ENTROPY
+# sign: the level of entropy rises or falls by over this factor within PERIOD iterations. If both
+# levels, the old and the new, are at most LOW_ENTROPY, the change is no sign.
 ENTROPY_JUMP = 4
 
 # Early stops, as in RAGEN-2.
-# stop: the std of rewards inside groups is below this share of its mean over the first PERIOD
-# iterations, for PERIOD iterations in a row
+# stop: in each of the last PERIOD iterations, the std of rewards inside groups was below this share
+# of its mean over the first PERIOD iterations
 STALE_STD_SHARE = 0.1
 DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a row
 
@@ -132,7 +132,7 @@ def _shows_trap(rows: Sequence[dict]) -> bool:
 
 
 class Levels(NamedTuple):
-    """Medians of a metric; NaN if under WINDOW + PERIOD rows have a value.
+    """Medians of a metric; NaN if fewer than WINDOW + PERIOD rows have a value.
 
     A NaN median never leads to a sign of collapse, because < and > with NaN are false."""
 

@@ -418,7 +418,7 @@ def metric_names(config: Config) -> list[str]:
 
 
 def metric_groups(config: Config) -> dict[str, str]:
-    """Name -> group of each metric in a row of metrics.jsonl, in the order of the row."""
+    """Map each metric in a row of metrics.jsonl to its group, in the order of the row."""
     values = {
         "N": [str(config.group_size)],
         "ENV": scored_envs(config)[1:],

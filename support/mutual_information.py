@@ -3,13 +3,13 @@
 Entropy does not suffice: a policy can write varied thoughts that ignore the prompt. So every
 sampled thought z_i is scored after every distinct prompt x_j: l_ji = log p(z_i | x_j). Let w_j be
 the share of thoughts with prompt x_j, and l_ii the score of z_i after its own prompt. The mutual
-information in nats,
+information in nats is
 
-    MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X),
+    MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X).
 
-is 0 when thoughts ignore prompts. When every thought identifies its prompt, MI is H(X), the entropy
-of the prompts. Source: RAGEN-2, https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md explains
-the numbers.
+MI is 0 when thoughts ignore prompts. When every thought identifies its prompt, MI is H(X), the
+entropy of the prompts. Source: RAGEN-2, https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md
+explains the numbers.
 """
 
 from configurator import Config
@@ -244,7 +244,7 @@ def _retrieval(logprobs: Tensor, own_prompts: Tensor) -> dict[str, float]:
     """How often a thought's own prompt is among the k prompts that make the thought likeliest.
 
     If prompts tie, the result is the average over all orders of the tied prompts. So a policy that
-    ignores its J distinct prompts scores exactly the chance level, min(k, J) / J.
+    ignores its J distinct prompts gets exactly the chance level, min(k, J) / J.
     """
     J, num_pairs = logprobs.shape
     matched = logprobs[own_prompts, torch.arange(num_pairs)]  # (I,)

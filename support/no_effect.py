@@ -199,7 +199,7 @@ SCORING = f"""{GAME} {REWARDS} {SAMPLING} num_threads max_error_frac micro_batch
 def warn_unread(
     command: str, settings_read: str, sources: dict[str, str], reasons: Iterable[Reason] = ()
 ) -> str:
-    """The line about settings on the command line that have no effect on a command; '' for none.
+    """The line about command-line settings that have no effect; '' if there are none.
 
     Args:
         settings_read: the names of the settings that the command reads, separated by blanks.

@@ -41,8 +41,9 @@ def check_wandb(project: str) -> None:
     illegal = set(project) & set("/\\#?%:")
     if illegal or len(project) > 128 or not project.isprintable():
         raise UserError(
-            "wandb must be the name of a project, at most 128 characters, none of them invisible "
-            f"or among / \\ # ? % :, got {project!r}; WANDB_ENTITY=NAME selects a team"
+            f"wandb must be the name of a project, got {project!r}; a name has at most 128 "
+            "characters and must not contain / \\ # ? % : or invisible characters; "
+            "WANDB_ENTITY=NAME selects a team"
         )
     found = importlib.util.find_spec("wandb")
     # W&B writes its data to a folder wandb/. If wandb is not installed, Python can take this folder

@@ -184,8 +184,8 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
     """Write a line for each trajectory in `rows`.
 
-    The line also holds the name of the trajectory's `Scores`, under the key "policy", and the
-    entropy of these `Scores`.
+    In the line, "policy" is the name from `rows`, and "entropy" is a metric of the `Scores` with
+    this name.
 
     Args: rows: name -> `Scores` (support/scores.py). In train.py, the name is an environment. In
         eval.py and scripts that share its options, the name is a policy or player."""

@@ -182,8 +182,8 @@ def differences(
     models are not pooled with others, and why.
 
     Args: reference: the beginning of a row's name; a leading "ENV: " may be left out;
-        policies: name of a row -> folder of the row's model, or name of the row's player. If a row
-        has no entry, the name of the row is taken for the folder or the player.
+        policies: maps the name of a row to its model's folder, or to its player's name. If a row
+        has no entry, the row's name is used instead.
     Raises: UserError if no row's name begins with `reference`, or if rows of one environment differ
         in their prompts."""
     texts = []

@@ -67,9 +67,9 @@ def rate_interval(wins: ndarray) -> Interval:
     rate = wins.mean((-2, -1))  # (...,)
     # Wilson's interval takes a number of independent games, here num_games. The mean of N
     # independent games has the variance `variance_of_a_game` / N. The mean over the n instances has
-    # the variance `variance` / n. num_games is the N that makes the two variances equal, or n if
-    # this N is below n. num_games is above n if the rates of the instances vary less than the
-    # results of single games.
+    # the variance `variance` / n. The number num_games is the N that makes the two variances
+    # equal. If this N is below n, num_games is n instead. N is above n if the rates of the
+    # instances vary less than the results of single games.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -80,13 +80,14 @@ def rate_interval(wins: ndarray) -> Interval:
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
     """`rate_interval` of S seeds that played each prompt once, if only their rates are known.
 
-    Which prompts a seed solved is not known. The function assumes that a seed solved all prompts
-    that seeds with lower or equal rates solved. This assumption gives the widest interval.
+    Which prompts a seed solved is not known. The function assumes that seeds with equal rates
+    solved the same prompts. It also assumes that a seed solved all prompts that seeds with lower
+    rates solved. These assumptions give the widest interval.
 
     Args:
         rates: (..., S) success rates.
 
-    >>> low, high = interval_of_rates(np.array([0.8]), num_prompts=10)  # Wilson's, as for one seed
+    >>> low, high = interval_of_rates(np.array([0.8]), num_prompts=10)  # one seed: Wilson interval
     >>> round(float(low), 3), round(float(high), 3)
     (0.49, 0.943)
     """
@@ -279,7 +280,7 @@ def jackknife_interval(
     Returns:
         The statistic of all observations (...); the half-width (...), NaN if there is one cluster.
 
-    >>> x = np.array([1.0, 2.0, 3.0])  # of a mean it is t times the standard error 1 / sqrt(3)
+    >>> x = np.array([1.0, 2.0, 3.0])  # half_width is t times the standard error 1 / sqrt(3)
     >>> value, half_width = jackknife_interval(lambda mask: x[mask].mean(), np.arange(3))
     >>> float(value), round(float(half_width), 3)
     (2.0, 2.484)
@@ -310,7 +311,7 @@ def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, nda
         values, half_widths: (S, ...), one for each seed.
 
     >>> mean, half_width = mean_over_seeds(np.array([1.0, 3.0]), np.zeros(2))
-    >>> float(mean), round(float(half_width), 3)  # t = 12.7062 times the standard error 1
+    >>> float(mean), round(float(half_width), 3)  # t (12.7062) times the standard error (1)
     (2.0, 12.706)
     """
     num_seeds = len(values)

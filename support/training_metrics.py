@@ -108,10 +108,10 @@ def mean_over_steps(
 
     Each step trains on one mini-batch, and counts in proportion to the response tokens of the
     mini-batch. So the means over the tokens of single mini-batches become one mean over all tokens.
-    observation_nll is a mean over the observation tokens of a mini-batch. But for observation_nll,
-    too, a step counts in proportion to its response tokens. For gradient norms all steps count
-    equally. logprob_diff_* are taken from the first step alone, because the engine and the trainer
-    have the same model weights only in the first step.
+    observation_nll is a mean over observation tokens, but its steps also count in proportion to
+    response tokens. For gradient norms all steps count equally. logprob_diff_* are taken from the
+    first step alone, because the engine and the trainer have the same model weights only in the
+    first step.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, tokens_per_step=[1, 3])
     {'entropy': 1.5, 'grad_norm': 1.5}

@@ -1,15 +1,16 @@
 """Compare methods: one curve per method, paired differences with intervals, costs, and a verdict.
 
     python -m tools.compare out/A out/A_s[0-9]* vs out/B out/B_s[0-9]*  # two arms with their seeds
-    python -m tools.compare A vs B vs C            # A, B, C: folders as above; B and C against A
+    python -m tools.compare A vs B vs C            # compares B with A, and C with A
     python -m tools.compare A                      # one arm: its curve and its costs
     python -m tools.compare A vs B --threshold=80  # costs of reaching 80 % success
     python -m tools.compare A vs B --out=out/a_b   # writes out/a_b.md, .csv, .png and .pdf
 
-An arm is one method: finished runs that train alike, except for the seed. All arms must be scored
-on the same prompts. Without --out, the command writes the files A_vs_B.md, .csv, .png and .pdf in
-out/comparisons/. The 95 % intervals of success rates, and of differences between arms, are over
-prompts and seeds (support/statistics.py).
+An arm is one method: finished runs that train alike, except for the seed. In the commands after the
+first, A, B and C each stand for the folders of an arm. All arms must be scored on the same prompts.
+Without --out, the command writes the files A_vs_B.md, .csv, .png and .pdf in out/comparisons/. The
+95 % intervals of success rates, and of differences between arms, are over prompts and seeds
+(support/statistics.py).
 """
 
 from configurator import UserError, read_option
@@ -135,7 +136,7 @@ def check_comparable(arms: Sequence[Arm]) -> None:
     folders = [run.folder.resolve() for run in runs]
     for i, run in enumerate(runs):
         if folders[i] in folders[:i]:
-            raise UserError(f"{run.folder} is in two arms; give each arm its own runs")
+            raise UserError(f"{run.folder} is given twice; give each arm its own runs")
         if not run.is_finished():
             raise UserError(f"{run.folder} is not finished: it has no scores.json yet")
     first = runs[0]

@@ -3,8 +3,8 @@
 The corpus of the tiny base model (studies/base_model) has games of these players:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
-- careful: like greedy, but takes two kinds of moves only if there is no other move: moves straight
-  into a hole, and pushes of a box into a corner without a target. In FrozenLake, the player careful
+- careful: plays like greedy, but takes a bad move only if all moves are bad. A bad move goes
+  straight into a hole, or pushes a box into a corner without a target. In FrozenLake, this player
   prefers moves that end near the goal. Each hole into which a move could slip counts as one more
   cell of distance.
 - planner: plays optimally (worlds/planners.py) with a limit of 1 to 3 actions a turn. The limit is
@@ -35,7 +35,7 @@ from worlds.sokoban_rooms import manhattan_distance
 
 SETTINGS_READ = f"{GAME} {REWARDS} eval_split eval_size"
 SEED_CROWD = 15  # makes the random streams of this file differ from those of other files
-# player -> its share of the games that the planner does not play
+# maps a player to its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
 # For each game, draw_player draws the probability that a turn has random actions. The probability
 # is below this value.

@@ -111,7 +111,7 @@ def ask_human(rollout: Rollout) -> Reply | None:
 def find_mistake(env: Env, actions: list[str]) -> str:
     """Return a message with the first illegal action and, if known, legal actions.
 
-    Returns: "" if no checked action is illegal."""
+    Returns: "" if the checked actions are legal."""
     # If `env.actions` is empty, the state decides what is legal. The first typed action may change
     # the state, so without `env.actions` only the first action is checked.
     checked = actions if env.actions else actions[:1]

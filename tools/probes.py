@@ -1,4 +1,4 @@
-"""Measures during SFT how well a model plays held-out instances, for tools/sft.py."""
+"""During SFT (tools/sft.py), measure how well the model plays held-out instances."""
 
 from configurator import Config
 

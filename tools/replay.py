@@ -85,7 +85,8 @@ def replayed_rows(job: Job) -> Iterator[Row]:
         row, UserError if a new trajectory differs from the recorded trajectory.
     """
     path = job.options["record"]
-    groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
+    # Maps (row, number of the evaluation) to trajectories. A row is (env, policy, entropy).
+    groups = defaultdict(list)
     # game -> number of its recorded trajectories so far. An evaluation plays a game once, so the
     # second trajectory of a game belongs to a second evaluation.
     num_seen = Counter()

@@ -215,11 +215,11 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return run -> size and modification time of each file of trajectories, metrics or scores.
+    """Return size and modification time of each run's files of trajectories, metrics and scores.
 
-    A run gets [] until it has both trajectories and config.json. Unless all runs are finished,
-    `follow` writes no page while any run has []. New records change the result, so `follow` writes
-    the page again.
+    A run gets [] until it has both trajectories and config.json. `follow` waits while any run has
+    [], unless all runs are finished. New records change the result, so `follow` writes the page
+    again.
     """
     states = {}
     for run in runs:

@@ -1,10 +1,12 @@
 """Checksums of the files of a run, to find damaged files.
 
-    checkpoint-STEP/manifest.json    of all other files of the checkpoint
-    checkpoint-STEP/logs.json        of the logs of the run, up to the iteration of the checkpoint
-    best/checksums.json              of the files of the best policy
-    policy/checksums.json            of the files of the last policy
-    model/checksums.json             of the files of a model of tools.sft
+Each file on the left holds the checksums of the files on the right:
+
+    checkpoint-STEP/manifest.json    all other files of the checkpoint
+    checkpoint-STEP/logs.json        the logs of the run, up to the iteration of the checkpoint
+    best/checksums.json              the files of the best policy
+    policy/checksums.json            the files of the last policy
+    model/checksums.json             the files of a model of tools.sft
 
 Checksums do not protect against somebody who changes a file and its checksum.
 """

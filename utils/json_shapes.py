@@ -5,7 +5,8 @@ A shape is one of:
     str            a text
     bool           True or False
     int            a whole number, 0 or more, below LARGEST
-    float          a number from -LARGEST_FLOAT to LARGEST_FLOAT, or a whole number below LARGEST
+    float          a decimal number from -LARGEST_FLOAT to LARGEST_FLOAT,
+                   or a whole number between -LARGEST and LARGEST
     [shape]        a list of any length
     {key: shape}   a dict with at least these keys; the key `str` stands for every key
     (shape, None)  that shape or null

@@ -126,7 +126,7 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
     # If a folder holds an adapter, transformers would apply the adapter to the weights of the
     # folder, without a message.
     if (folder / "adapter_config.json").exists():
-        raise UserError(f"{given} holds an adapter; merge it into its model, and give that one")
+        raise UserError(f"{given} holds an adapter; merge it into its model, and give the result")
     _check_numbers(described, given)
     # Without a vocabulary, transformers makes an empty tokenizer without an error.
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():

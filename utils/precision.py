@@ -34,9 +34,10 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         values: float32.
         dtype: bfloat16 or float16. In float16, the expected value is not exact for numbers within
             6e-5 of 0, because the conversion rounds them to the nearest.
-        seed: gives each position a random threshold. If the bits that do not fit into `dtype` reach
-            the threshold, the value is rounded away from 0, else towards 0. Calls with the same
-            seed have the same thresholds, so the rounded value of a growing weight never falls.
+        seed: gives each position a random threshold. The bits that do not fit into `dtype` are read
+            as an integer. If this integer reaches the threshold, the value is rounded away from 0,
+            else towards 0. Calls with the same seed have the same thresholds, so the rounded value
+            of a growing weight never falls.
     """
     num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: 16 (bfloat16), 13 (float16)
     generator = torch.Generator(values.device).manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Makes texts of models, servers and environments, and their errors, safe to print."""
+"""Makes text safe to print: text of models, servers and environments, and their errors."""
 
 from configurator import UserError
 

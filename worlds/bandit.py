@@ -13,7 +13,8 @@ class Bandit(Env):
     The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
     """
 
-    # value of the option `pair` -> pairs of arms, each as LOW/HIGH; a game draws one of the pairs
+    # Maps a value of the option `pair` to pairs of arms, each written as LOW/HIGH. A game draws one
+    # of the pairs.
     PAIRS = {
         "phoenix": "Phoenix/Dragon",
         "trader": "Trader/Librarian",

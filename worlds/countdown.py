@@ -38,7 +38,7 @@ class Countdown(Env):
         super().__init__(**common)
         if numbers not in (0, 2, 3, 4) or not 5 <= largest <= 999:
             raise UserError(
-                "countdown needs numbers 2, 3, 4 or 0 (for 3 or 4), largest 5..999, "
+                "countdown needs numbers 2, 3, 4 or 0 (draws 3 or 4), largest 5..999, "
                 f"got numbers={numbers}, largest={largest}"
             )
         self.count = numbers

@@ -58,7 +58,8 @@ class Grid(Env):
     def _legend(self, relations: str) -> str:
         """Return the part of `rules` that explains the observation mode.
 
-        Args: relations: says what the lines of `self.relations` contain, for the mode "relations".
+        Args: relations: the text for the mode "relations". It explains the lines that
+            `self.relations` returns.
         """
         if self.observation_mode == "coord":
             return " Places are (row,column), counted from 1 at the top left."

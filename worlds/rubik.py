@@ -23,8 +23,8 @@ SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
 # face -> the cycles of places for a clockwise turn of the face. The turn moves each sticker to the
 # next place of its cycle. The sticker in the last place moves to the first place. The places of a
-# face are numbered row by row. The back face is seen from behind, and the bottom face with its
-# front edge on top.
+# face are numbered row by row. The back face is seen from behind. The down face is seen from below,
+# with its front edge on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
     "R": ((4, 5, 7, 6), (3, 20, 15, 11), (1, 22, 13, 9)),

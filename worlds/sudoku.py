@@ -50,7 +50,7 @@ class Sudoku(Env):
     def __init__(self, *, empty: int = 6, **common):
         super().__init__(**common)
         if not 1 <= empty <= MAX_EMPTY:
-            raise UserError(f"sudoku needs empty 1..{MAX_EMPTY} cells, got {empty}")
+            raise UserError(f"sudoku needs 1..{MAX_EMPTY} empty cells, got empty={empty}")
         self.num_empty = empty
 
     def draw(self, rng: np.random.Generator) -> tuple:

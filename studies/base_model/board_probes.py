@@ -57,7 +57,8 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 def base_report(model, chat: Chat) -> dict[str, dict]:
     """Run all probes, distributed over the ranks.
 
-    Returns: the metrics of each probe, with keys such as "bandit:pair=phoenix grid"."""
+    Returns: the metrics of each probe. A key names the environment and the mode of a probe, such as
+        "bandit:pair=phoenix grid"."""
     tasks = []
     for files, modes in BASE_PROBES.items():
         for mode in modes.split():

@@ -123,7 +123,7 @@ def _credit_settings(config: Config) -> Config:
 
 
 def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
-    """Map the label of each checkpoint to its folder, and "start" to None. Raises: UserError.
+    """Map each label in `wanted` to its checkpoint's folder, "start" to None. Raises: UserError.
 
     Args: wanted: labels such as "start,20,end"; 20 is a number of iterations.
     """

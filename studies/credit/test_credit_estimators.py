@@ -83,7 +83,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
 
 @pytest.fixture
 def played(trained_folder, one_rank):
-    """Return a function that plays 2 groups of 4 games. It returns (learner, games, player)."""
+    """Return a function that plays 2 groups of 4 games and returns (learner, games, player)."""
 
     def play(estimator, **changes):
         settings = dict(num_groups=2, filter_keep=1.0, batch_size=4, estimator=estimator)

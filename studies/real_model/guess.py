@@ -106,8 +106,8 @@ def rewarded_lines() -> list[str]:
 def shares_of(run: dict) -> list[float]:
     """Return the five numbers of a run's line in `rewarded_lines`, each between 0 and 1.
 
-    Two numbers are shares of true statements in the turns after the first: before RL and after RL.
-    Three numbers are success: before RL, in the best evaluation and at iteration 50."""
+    The first two are shares of true statements after the first turn: before RL and after RL. The
+    other three are success: before RL, in the best evaluation and at iteration 50."""
     curve = run["curve"]
     return [
         true_share(run, "start"),

@@ -52,7 +52,7 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-# Maps an environment to its cell in the column "arms". Of two arms in a cell, the last is better.
+# Maps an environment to its cell in the column "arms". Of two arms in a cell, the second is better.
 GAMES = {
     "bandit:pair=phoenix": "Phoenix, Dragon",
     "bandit:pair=engineer": "Engineer, Teacher",

@@ -2,7 +2,7 @@
 
     python -m studies.speed.bench rollout  # 128 trajectories: torch engine, vLLM, Hugging Face
     python -m studies.speed.bench update      # the packed update, a padded one, TRL's GRPO loss
-    python -m studies.speed.bench iteration   # one GRPO iteration, and one of TRL's GRPOTrainer
+    python -m studies.speed.bench iteration   # one GRPO iteration of train.py and of TRL
     python -m studies.speed.bench head        # log-probs in chunks or with full logits: peak memory
     python -m studies.speed.bench precision   # log-probs of engine and trainer, in three dtypes
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
@@ -11,9 +11,9 @@ The benchmarks head and scale have fixed settings: only --repeats and --json hav
 defaults of rollout, update and precision are config/frozenlake_grpo.py, config/models/tiny.py and a
 few changes (LAKE in bench.py). The defaults of iteration are config/bandit_grpo.py,
 config/models/tiny.py and a few changes (BANDIT in bench.py). Config files and --key=value override
-these defaults. An example:
+these defaults. An example, to run after `make smollm2`:
 
-    python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
+    python -m studies.speed.bench update config/models/smollm2.py --num_groups=1
 
 By default, rollout and update use an untrained model of 4 layers. --repeats=N sets the number of
 measurements (default 5), except for precision, which makes one. --json=PATH writes the measurements

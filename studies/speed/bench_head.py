@@ -1,8 +1,9 @@
 """Benchmark of the language-model head: log-probs by chunks of the vocabulary, or by full logits.
 
-bench.py runs this file in a new process for every measurement:
+bench.py runs this file in a new process for every measurement. The argument is the number of
+vocabulary columns in a chunk, or 0 for full logits:
 
-    python -m studies.speed.bench_head 1024   # 1,024 vocabulary columns a chunk; 0: full logits
+    python -m studies.speed.bench_head 1024
 """
 
 from configurator import Config, UserError

@@ -36,8 +36,8 @@ def check(same: bool, difference: str) -> None:
 
 
 def compare(variants: dict[str, Run], repeats: int) -> Rows:
-    """Run the variants in turn, once to warm up and then `repeats` times. Print a row for each
-    variant.
+    """Run all variants in each of `repeats + 1` rounds. The first round is a warm-up. Print a row
+    for each variant.
 
     Args:
         variants: Name -> function that does the work. If the function returns "cpu_s" and "wall_s",

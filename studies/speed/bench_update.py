@@ -25,7 +25,8 @@ from support.training_metrics import Timer
 CLIP_LOW = 0.2
 CLIP_HIGH = 0.28
 PADDED_BATCH = 8  # trajectories
-TOLERANCE = 5e-5  # allowed difference of loss (absolute) and gradient norm (relative), float32
+# The allowed difference in float32 is absolute for the loss and relative for the gradient norm.
+TOLERANCE = 5e-5
 
 Part = Sequence[Trajectory]  # a micro-batch
 

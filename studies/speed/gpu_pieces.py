@@ -54,7 +54,8 @@ Case = Callable[[], Values]
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
 RESERVED_S = 40  # when less than this time of --limit_s is left, no further iteration begins
-# dtype -> allowed difference of a metric in COMPARED, relative to its value on a CPU in float32
+# Maps the dtype of an iteration to the fraction by which a metric in COMPARED may differ from its
+# value on a CPU in float32.
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
 PACKAGES = ("torch", "transformers", "vllm", "flash-attn", "triton", "peft", "tensorboard")
@@ -171,7 +172,7 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
     """Return updates of W1 to measure, in packs of up to `packs * sizes.pack_tokens` tokens. If
-    `packs` is 1, leave out "varlen, eager", because the piece `update` measures it."""
+    `packs` is 1, leave out the case "varlen, eager", because the piece `update` measures it."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -331,7 +332,7 @@ def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> t
 
 def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> list[str]:
     """Compare each metric in COMPARED with its value on the CPU (`expected`). Return a sentence
-    for each metric whose relative difference is larger than `tolerance`, or NaN."""
+    for each metric whose relative difference is NaN or larger than `tolerance`."""
     problems = []
     for key in COMPARED:
         found = metrics[key]

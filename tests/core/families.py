@@ -120,8 +120,8 @@ class Family(NamedTuple):
     template: str
     tokenizer_class: str
     special: tuple[str, ...]
-    roles: dict[str, str]  # bos_token, eos_token ... -> token
-    ids: dict[str, str]  # bos_token_id, eos_token_id ... -> token
+    roles: dict[str, str]  # maps a role, such as bos_token, to its token
+    ids: dict[str, str]  # maps a setting, such as bos_token_id, to its token
     added: tuple[str, ...] = ()
     bos: str = ""  # the tokenizer puts this token first if add_special_tokens is true
     unused: int = 0  # embeddings without a token

@@ -86,7 +86,7 @@ def played_experience(learner, count):
     return kept, experience.select(range(count))
 
 
-CASES = {  # case -> number of trajectories, settings
+CASES = {  # maps a case to its number of trajectories and its settings
     "one micro-batch each": (16, {}),
     "accumulation": (16, dict(micro_batch_tokens=640)),
     "unequal data": (7, dict(micro_batch_tokens=1280)),

@@ -103,7 +103,7 @@ def test_an_update_with_the_extremes_of_a_setting(key, trained_folder, one_rank)
         assert row["step"] == 1
 
 
-# ---------- code of users that ends the process
+# ---------- user code that ends the process
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", 
 EXPERIMENTS += ["countdown_ppo", "guess_grpo", "household_ppo", "quest_ppo", "repair_grpo"]
 EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo", "tools_fetch_grpo"]
 EXPERIMENTS += ["guess_number_grpo", "spell_grpo", "cliff_walking_grpo"]
-ENVS = {  # start of a config file's name -> the file's environment, if the two differ
+ENVS = {  # maps the start of a config file's name to the file's environment, if they differ
     "guess": "worlds/guess.py",
     "tools_fetch": "tools",
     "guess_number": "gem",

@@ -187,7 +187,7 @@ def test_scores_of_several_samples_by_hand():
 
 
 def test_prompts_may_have_different_numbers_of_samples():
-    """pass@2 is 1 for a prompt with the results 1110, 1 for 10 and 2/3 for 001."""
+    """The prompts with the results "1110", "10" and "001" have a pass@2 of 1, 1 and 2/3."""
     found = score(samples_by_hand(["1110", "10", "001"]))
     assert found["pass@2"] == pytest.approx((1 + 1 + 2 / 3) / 3)
     assert [key for key in found if "@" in key] == ["pass@2"]

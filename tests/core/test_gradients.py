@@ -212,9 +212,10 @@ def varies_by_turn_only(update):
 def doubles_the_advantages(update, neutral):
     """Whether advantages are twice those of GRPO.
 
-    With state_weight=1, GiGPO adds two terms: the first compares the trajectories of a group, the
-    second compares turns of a group that start in the same state. Here each trajectory has one
-    turn, and all turns of a group start in the same state, so the two terms are equal.
+    With state_weight=1, the advantage of GiGPO is the sum of two terms. The first compares the
+    trajectories of a group, and the second compares turns of a group that start in the same state.
+    Here each trajectory has one turn, and all turns of a group start in the same state, so the two
+    terms are equal.
     """
     scores = scores_of(update)
     grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)

@@ -88,7 +88,7 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
         ([2, 4, 1], False, [-1, 3 / 2]),
         # A distance is the length of a plan. A later state without a plan has twice the first
-        # distance: the next two rows have the distances 2, 2 * 2, 2 * 2 and 3, 2 * 3, 1.
+        # distance. The next two rows have the distances [2, 2 * 2, 2 * 2] and [3, 2 * 3, 1].
         ([2, None, None], False, [-1, 0]),
         ([3, None, 1], False, [-1, 5 / 3]),
         ([3, 0], True, [1]),
@@ -331,8 +331,8 @@ def test_turn_ppo_trains_one_value_a_turn():
 
 
 def random_tokens(seed, lengths=(3, 1, 4, 2)):
-    """Return, for each token: log-probs under policy, old policy and engine, advantage, and the
-    number of its sequence."""
+    """Return for each token three log-probs (of policy, old policy and engine), its advantage, and
+    the number of its sequence."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1

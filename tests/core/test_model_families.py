@@ -80,7 +80,7 @@ def random_trajectories(chat, vocab_size):
     """Return four conversations with random response ids. The tokenizer may have no token for some
     ids.
 
-    The first three share their first prompt, so packing computes it once.
+    The first three conversations share their first prompt, so packing computes it once.
     """
     generator = torch.Generator().manual_seed(1)
     played = []
@@ -173,7 +173,7 @@ def test_positions_that_are_scaled(tmp_path, rope):
 
 
 def test_the_padding_token_of_smollm2_is_trained(folders):
-    """Plain transformers gives the embedding of the padding token, <|im_end|>, no gradient."""
+    """Plain transformers gives no gradient to the embedding of <|im_end|>, the padding token."""
     network, tokenizer = load_model(str(folders["smollm2"]))
     chat = Chat(tokenizer)
     assert tokenizer.pad_token_id == network.config.pad_token_id == chat.end

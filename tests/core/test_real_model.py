@@ -1,7 +1,7 @@
 """
 Tests of training with SmolLM2-135M-Instruct, a real language model, on a CPU.
 
-    make test-smollm2    # fetches the model; 4 CPU-minutes, 8 GB of disk and memory
+    make test-smollm2    # fetches the model; needs 4 CPU-minutes, 8 GB of disk and 8 GB of memory
 
 Before SFT, the model hardly ever writes a well-formed reply, so only the entropy bonus has a
 gradient.
@@ -43,7 +43,7 @@ SMALL = (
 )
 ONE_ITERATION = ("--num_iterations=1", "--save_every=0")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-# dtype of the trainer -> limit of logprob_diff_mean in nats; the engine is in float32
+# Maps the trainer's dtype to the limit of logprob_diff_mean in nats. The engine is in float32.
 MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.2}
 
 

@@ -423,7 +423,7 @@ def test_filter_strategies_agree_with_loop(strategy):
 def test_gae_by_hand():
     # gamma = 0.5, lam = 0.5, gamma * lam = 0.25.
     # Trajectory 0 has V = 1, 2, 4 and r = 0, 1, 2.
-    # delta = 0 + 0.5 * 2 - 1 = 0, 1 + 0.5 * 4 - 2 = 1, 2 - 4 = -2.
+    # delta_0 = 0 + 0.5 * 2 - 1 = 0, delta_1 = 1 + 0.5 * 4 - 2 = 1, delta_2 = 2 - 4 = -2.
     # A_2 = -2, A_1 = 1 - 0.25 * 2 = 0.5, A_0 = 0 + 0.25 * 0.5 = 0.125.
     # Trajectory 1 has one token with A = 3 - 1 = 2.
     advantages, returns = starpo.gae(doubles(0, 1, 2, 3), doubles(1, 2, 4, 1), [3, 1], 0.5, 0.5)
@@ -941,7 +941,7 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
 # Columns: v, R, loss, gradient in v, whether the clipped term is larger.
 VALUE_CASES = [
     (2.0, 3.0, 0.5 * 1.5**2, 0.0, 1),  # held at 1.5, (1.5 - 3)^2 = 2.25 > (2 - 3)^2
-    (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but 2^2 = 4 > 1.5^2 = 2.25: gradient v - R = 2
+    (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but (2 - 0)^2 = 4 > (1.5 - 0)^2 = 2.25
     (-1.0, -2.0, 0.5 * 2.5**2, 0.0, 1),  # held at 0.5, (0.5 + 2)^2 = 6.25 > (-1 + 2)^2
     (-1.0, 2.0, 0.5 * 3.0**2, -3.0, 0),  # held at 0.5, but (-1 - 2)^2 = 9 > (0.5 - 2)^2 = 2.25
     (1.25, 2.0, 0.5 * 0.75**2, -0.75, 0),

@@ -423,7 +423,7 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
         )
     cpu = torch.device("cpu")
     assert model.pick_device("cpu") == cpu
-    # Release 550 is new enough for CUDA 12, so torch sees no GPU for another reason.
+    # Release 550 is new enough for CUDA 12, so the driver is not why torch sees no GPU.
     monkeypatch.setattr(torch.version, "cuda", "12.9")
     assert model.pick_device("auto") == cpu
     monkeypatch.setattr(torch.version, "cuda", None)  # torch for CPUs

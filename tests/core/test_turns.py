@@ -92,7 +92,7 @@ def test_a_box_in_a_corner_is_said():
 def test_turn_with_two_actions():
     episode = episode_in(ROOM_BOARD)
     # The player goes from (4,3) to (4,2) to (3,2). "Box 1 up." is true: the box is one cell above
-    # the player. "Target 1 left." is false: from the box, the target is 1 up and 1 left.
+    # (4,3). "Target 1 left." is false: from the box, the target is 1 up and 1 left.
     outcome = episode.step("<think>Box 1 up. Target 1 left. Go.</think><answer>Left || Up</answer>")
     board = "######\n#O___#\n#PX#_#\n#____#\n#____#\n######"
     assert outcome.user == f"Reward -0.2.\nTurn 2 of 5, 8 actions left.\n{board}"

@@ -166,7 +166,7 @@ def test_micro_batches_change_nothing(trained_folder, monkeypatch, kind):
 
 
 def trajectories_in(batch):
-    """Return the token ids of each trajectory of a pack, those of shared prefixes included."""
+    """Return the token ids of each trajectory of a pack, including its shared prefixes."""
     parts = batch.ids.split(batch.lengths)
     inner = {i for context in batch.contexts for i in context}
     found = []

@@ -187,7 +187,7 @@ def test_instances_that_are_refused(path, draw, message):
         make_episode(Config(env=f"{path}:Guess"))
 
 
-# ---------- what its methods return
+# ---------- what the methods of a class return
 
 METHODS = """
     def statements(self):

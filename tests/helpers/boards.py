@@ -204,7 +204,7 @@ def assert_mean(values, reference, reference_values=256):
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)
-    tolerance = max(tolerance, 0.0005)  # a `reference` such as 0.192 is rounded to 0.1 %
+    tolerance = max(tolerance, 0.0005)  # the rounding error of a `reference` such as 0.192
     assert abs(values.mean() - reference) <= tolerance, (values.mean(), reference, tolerance)
 
 

@@ -13,8 +13,8 @@ from engine import make_engine
 from learner import Learner
 from rollout import Trajectory, Turn
 
-# The tests that go through all estimators use only these built-in estimators, because an estimator
-# that a user adds may lack the tested properties.
+# Some tests check each of these built-in estimators. An estimator that a user adds is left out,
+# because it may lack the tested properties.
 BUILT_IN = (
     "gae",
     "bi_level_gae",

@@ -18,7 +18,7 @@ from support.no_effect import warn_unread
 from tools.sft_config import SftConfig
 from utils.model_folder import BASE
 
-# Slow modules other than torch are imported inside the fixtures that use them.
+# Slow modules other than torch are imported inside the functions that use them.
 
 # With one thread, torch always adds the terms of a sum in the same order.
 torch.set_num_threads(1)

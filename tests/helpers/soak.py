@@ -3,7 +3,7 @@ Kill a tiny training run at many random moments with kill -9, and resume it.
 
 The results must equal those of a run that was not killed.
 
-    python tests/helpers/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
+    python tests/helpers/soak.py KILLS ITERATIONS [RANKS]    # make soak passes 100 and 500
 """
 
 import os
@@ -34,8 +34,8 @@ class Moment(NamedTuple):
     count: int
 
 
-# kind of moment -> owner of a function, name of the function, and about how many times an iteration
-# calls the function
+# Maps a kind of moment to a function (its owner and its name), and to about how many times an
+# iteration calls the function.
 MOMENTS = {
     "write": (os, "fsync", 10),
     "rollout": (VLLMEngine, "step", 8),

@@ -1,4 +1,4 @@
-"""Tests that no test reads or writes runs or settings of the user."""
+"""Tests that no test reads or writes the user's runs or settings."""
 
 import os
 import re

@@ -2,7 +2,7 @@
 
 The code is meow-tea-taro at commit a9c248c.
 
-    log-probs recomputed with all but the last batch_size prompt tokens masked
+    the recomputation of log-probs masks all prompt tokens except the last batch_size
         model: test_a_token_sees_the_past_and_not_the_future
         rollout: test_engine_logprobs_equal_a_plain_forward
         update: test_recomputed_log_probs_are_the_trainers

@@ -159,7 +159,7 @@ class Measure(NamedTuple):
     nodes: int  # expression nodes
     lines: int  # lines of code
     packed: list[int]
-    # lines of comprehensions that hold another comprehension, or have 3 or more clauses (for, if)
+    # line numbers of comprehensions that hold another one, or have 3 or more clauses (for, if)
     nested: list[int]
 
     @property

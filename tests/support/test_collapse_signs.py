@@ -79,8 +79,8 @@ def test_the_four_regimes(matrix, mi, entropy, expected):
 
 def test_entropy_is_low_against_the_start():
     # Each of a thought's ten tokens has p = 0.5 at the start (entropy 0.693 nats) and p = 0.9 later
-    # (0.105 nats). Without the start, an entropy of 0.105 is not low, because the fixed limit is
-    # 0.05. After the start, 0.105 is low, because 0.105 is under a quarter of 0.693.
+    # (0.105 nats). If the history is empty, an entropy of 0.105 is not low, because the fixed limit
+    # is 0.05. If the history holds the start, 0.105 is low, because it is under a quarter of 0.693.
     start, later = (
         healthy(1)[0] | measured(10 * log([p, 0.01], [0.01, p]), [0, 1], [10, 10])
         for p in (0.5, 0.9)

@@ -105,7 +105,7 @@ def test_changes_are_said():
         ({"clip_high": 0.4}, 0),
         ({"env": "sokoban"}, 4),  # eval_env is empty, so env is scored
         ({"eval_env": "sokoban"}, 4),
-        ({"eval_env": "frozenlake"}, 0),  # A has eval_env="", so its env is scored: frozenlake
+        ({"eval_env": "frozenlake"}, 0),  # A's eval_env is empty, and its env is frozenlake
         ({"env": "sokoban @9 > frozenlake"}, 0),
         ({"eval_size": 8}, 4),
         ({"eval_split": "heldout"}, 4),

@@ -164,8 +164,8 @@ def draw_seed_rates(rng, rate, spread, shape):
     """Draw rates from a normal distribution around `rate`, with a standard deviation of at most
     `spread`.
 
-    If `rate` is near 0 or 1, the standard deviation is smaller. Else many seeds would be clipped to
-    a rate of exactly 0 or 1, and two seeds would often show no spread.
+    If `rate` is near 0 or 1, the standard deviation is smaller. With the full `spread`, many seeds
+    would be clipped to a rate of exactly 0 or 1, and two seeds would often show no spread.
     """
     room = min(rate, 1 - rate)
     spread = min(spread, room / 2)

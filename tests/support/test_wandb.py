@@ -225,9 +225,9 @@ def test_where_a_run_is_logged_is_no_part_of_its_method():
 def records_of(folder):
     """Return the records of the only offline run in a folder.
 
-    After 7 bytes of W&B's own, the file has LevelDB's log format: parts of records. No part crosses
-    a multiple of 32 KiB. A part begins with its checksum (4 bytes), size (2) and kind (1). Kinds 1
-    and 4 end a record.
+    The file begins with a header of 7 bytes. The rest has LevelDB's log format, which splits
+    records into parts. No part crosses a multiple of 32 KiB. A part begins with its checksum
+    (4 bytes), size (2) and kind (1). Kinds 1 and 4 end a record.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 

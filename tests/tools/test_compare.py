@@ -86,7 +86,7 @@ def lines_with(text, start):
 
 
 def change_settings(folder, until, **before):
-    """Record in a run's config.json that the settings `before` held until iteration `until`."""
+    """Record in config.json that the run had other settings, `before`, up to iteration `until`."""
     config = load_saved(folder)
     save_config(config, {}, folder, [(until, replace(config, **before))])
 
@@ -356,7 +356,7 @@ def test_mistakes_are_answered(two_arms):
         "out/rlo* does not exist; expected folders of runs, and 'vs' between arms"
     )
     assert refused(*two, grpo[0]).endswith("they differ in estimator")
-    assert refused(*grpo, "vs", grpo[0]) == "out/grpo_s0 is in two arms; give each arm its own runs"
+    assert refused(*grpo, "vs", grpo[0]) == "out/grpo_s0 is given twice; give each arm its own runs"
     assert refused(*two, "--threshold=101").endswith("at most 100 per cent, got 101.0")
     assert refused(*two, "--threshold=nan").startswith("threshold must be float, got 'nan'")
     assert refused(*two, "--treshold=5").startswith("unknown key 'treshold' from command line")

@@ -78,8 +78,8 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     "sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)]
 )
 def test_the_first_demonstrations_may_be_clean(chat, sizes):
-    """The first 0.75 * 40 = 30 demonstrations have no noise. 40 is the number of demonstrations:
-    sft_steps * sft_batch_size, or sft_demos if sft_demos is set and less."""
+    """The first 0.75 * 40 = 30 demonstrations have no noise. The number of demonstrations, 40, is
+    sft_steps * sft_batch_size, but at most sft_demos if sft_demos is set."""
     config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
     for index in (0, 29, 30, 39):
         alone = replace(config, sft_noise=float(index >= 30), sft_clean=0.0)

@@ -86,7 +86,7 @@ def open_page(tab):
     def open_path(path, place="", width=1280):
         opened.add(path.as_uri())
         tab.set_viewport_size({"width": width, "height": 860})
-        # Leave the page, because a new part behind # alone would not load the page again.
+        # Leave the page first, because a change of only the URL's fragment would not reload it.
         tab.goto("about:blank")
         tab.goto(f"{path.as_uri()}#{place}")
         return tab
@@ -358,7 +358,8 @@ ORDERS = {
     "highest score first": [1, 0, 2, 3],
     "shortest first": [3, 2, 0, 1],
     "longest first": [0, 1, 2, 3],
-    # mean surprises (-logprob) in nats: 2, (0 + 1.5 + 3 + 0.25 + 0.35) / 5 = 1.02, 0.5 and none
+    # Trajectories 0 to 2 have mean surprises (-logprob) of 2, 1.02 and 0.5 nats. Trajectory 3 has
+    # none. The number 1.02 is (0 + 1.5 + 3 + 0.25 + 0.35) / 5.
     "most surprising first": [0, 1, 2, 3],
     "least surprising first": [3, 2, 1, 0],
 }

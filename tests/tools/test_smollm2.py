@@ -59,7 +59,8 @@ def write_gguf(path):
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges(["t h", "i n"])  # two: transformers 5.17 cannot read a list of one
+    # Write two merges, because transformers 5.17 cannot read a list of one merge.
+    writer.add_token_merges(["t h", "i n"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)

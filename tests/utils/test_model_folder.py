@@ -258,7 +258,7 @@ def test_a_folder_runs_no_code(folder, tmp_path):
 def test_an_adapter_does_not_load_another_model(folder):
     edit_to = {"peft_type": "LORA", "base_model_name_or_path": "someone/else"}
     (folder / "adapter_config.json").write_text(json.dumps(edit_to))
-    assert refusal(folder) == "holds an adapter; merge it into its model, and give that one"
+    assert refusal(folder) == "holds an adapter; merge it into its model, and give the result"
 
 
 # ---------- torch is not needed

@@ -64,7 +64,7 @@ def our_transitions(env, cell, action):
     """Return {(next cell, reward, terminated): probability} of a move in our environment.
 
     The environment draws one u in [0, 1) for a move. Each of three bands of u must have one
-    outcome. The bands are (1-p)/2, (1-p)/2 and p wide, with p = `success_rate`.
+    outcome. With p = `success_rate`, the widths of the bands are (1-p)/2, (1-p)/2 and p.
     """
     side = (1 - env.success_rate) / 2
     total = Counter()

@@ -13,8 +13,8 @@ from worlds import rubik, sudoku
 
 # ---------- Rubik
 
-# Face -> its outward direction, and the directions right and down for a viewer of the face. Axes: x
-# to the right, y up, z to the viewer in front.
+# Maps a face to three directions: outward, and right and down as a viewer of the face sees them.
+# Axes: x to the right, y up, z to the viewer in front.
 LOOKS = {
     "U": ((0, 1, 0), (1, 0, 0), (0, 0, 1)),
     "R": ((1, 0, 0), (0, 0, -1), (0, -1, 0)),
@@ -171,8 +171,8 @@ def test_puzzles_have_one_solution(empty):
 def test_sudoku_by_hand():
     env = opened("12_4 34__ 2_43 4321")
     assert env.observe() == "12_4\n34__\n2_43\n4321"
-    # Cell 1 3 (row, column) is 3, because row 1 has 1, 2, 4. Cell 2 3 is 1: the digits 2 and 4 are
-    # in column 3, and 3 is in row 2. Then cell 2 4 is 2, and cell 3 2 is 1.
+    # Cell 1 3 (row, column) is 3, because row 1 has 1, 2, 4. Cell 2 3 is 1, because row 2 has 3, 4
+    # and column 3 has 2, 4. Then cell 2 4 is 2, and cell 3 2 is 1.
     assert env.statements() == ["Next 1 3 3, 2 3 1, 2 4 2.", "Clash none."]
     assert env.plan(9, 9) == ["1 3 3", "2 3 1", "2 4 2", "3 2 1"]
     wrong = env.step("3,2,2")
@@ -207,7 +207,7 @@ def test_every_mistake_can_be_mended():
 
 @pytest.mark.parametrize("spec", ["sudoku:empty=0", "sudoku:empty=11"])
 def test_sudoku_options_that_are_refused(spec):
-    with pytest.raises(ValueError, match=r"sudoku needs empty 1\.\.10 cells, got"):
+    with pytest.raises(ValueError, match=r"sudoku needs 1\.\.10 empty cells, got"):
         make_env(spec)
 
 

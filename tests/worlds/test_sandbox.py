@@ -444,7 +444,7 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
         pytest.param(
             [f"python -c 'import calc'; {FIX_ADD}; {FIX_MUL}"], 1.0, marks=pytest.mark.slow
         ),
-        # the NUL bytes that calc.py prints hide no line of pytest's report
+        # calc.py prints NUL bytes, which must hide no line of pytest's report
         pytest.param(
             [FIX_ADD, FIX_MUL, SHOW_OUTPUT, f"sed -i '1i import os; {PRINT_ZEROS}' calc.py"],
             1.0,

@@ -191,7 +191,9 @@ def test_random_player_in_larger_rooms():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "spec, count, mean, cumulative",
-    [  # L -> share of RAGEN's 256 validation rooms (seeds 123..378) with optimal length <= L
+    [
+        # `cumulative` maps a length L to the share of RAGEN's 256 validation rooms (seeds 123..378)
+        # whose optimal length is at most L.
         (
             SIMPLE,
             1500,
@@ -229,7 +231,7 @@ def test_observation_modes_by_hand():
 
 
 def test_each_box_has_its_own_target():
-    # The left box gets the target without a box, though the target under the right box is nearer.
+    # The free target belongs to the left box, though the target under the right box is nearer.
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
     assert env.observe() == board + (

@@ -247,7 +247,7 @@ def test_same_seed_same_game_of_textworld_in_another_process():
     "options, message",
     [
         ("rewards=thick", "textworld needs game custom, simple or cooking, rewards sparse"),
-        ("w=0", "needs w 1 or more rooms"),
+        ("w=0", "needs w >= 1 rooms"),
         ("game=cooking", "needs w 1, 6, 9 or 12 rooms, q 1 to 5 ingredients, got w=2, q=4"),
     ],
 )

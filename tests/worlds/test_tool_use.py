@@ -407,7 +407,7 @@ GOOD = '{"name": "mug", "price": 9}'
         ([GOOD, '{"price": 9}'], ":2: name must be a printable text of at most 80 characters, got"),
         ([GOOD, '{"name": "Mug"}'], ":2: the name 'Mug' is on an earlier line, too"),
         (['{"name": "?!"}'], ":1: name '?!' has no letter and no digit"),
-        (['{"name": "a", "price": NaN}'], ":1: price is nan; expected a number below"),
+        (['{"name": "a", "price": NaN}'], ":1: price is nan; expected an absolute value below"),
         (['{"name": "a", "price": true}'], ":1: price must be a printable text"),
         (['{"name": "a", "b": "\\u001b[2J"}'], ":1: b must be a printable text"),
         (

@@ -521,7 +521,7 @@ def test_players_and_demonstrations(name, chat):
         ("quest:goal=some", "got w=2, o=3, q=4, goal=some"),
         (
             "quest:show=some",
-            "show must be none, or all to list the possible commands, got 'some'",
+            "show must be none or all, got 'some'; show=all lists the possible commands",
         ),
         ("quest:rooms=2", "unknown option 'rooms' in env='quest:rooms=2'; quest has "),
         (

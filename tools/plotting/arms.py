@@ -129,7 +129,7 @@ def sampled_tokens(step: dict, config: Config) -> float:
     """Return the number of tokens that an iteration sampled.
 
     `response_length` is the mean number of sampled tokens of the games in groups without an error.
-    Games in groups with an error count with this mean, too."""
+    The games in groups with an error are assumed to have the same mean."""
     num_groups = step.get("sampled_groups", config.num_groups)
     return num_groups * config.group_size * (step["response_length"] or 0.0)
 
@@ -221,7 +221,7 @@ def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
 
 
 def changed_settings(arms: Sequence[Arm]) -> dict[str, list[object]]:
-    """Return setting -> value in each arm, for settings in which the arms differ."""
+    """Return the settings in which the arms differ, each with its value in every arm."""
     changed = {}
     for key in arms[0].settings():
         values = [arm.settings()[key] for arm in arms]

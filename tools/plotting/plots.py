@@ -36,8 +36,9 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
 
 
 def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
-    """Return the reference players that obey the policy's limits on turns and actions:
-    label -> successes.
+    """Return the reference players that obey the policy's limits on turns and actions.
+
+    The returned dict maps the label of a player to its successes.
 
     In a row "PLAYER, closed loop" of eval.py's table, the player took one action a turn and had
     enough turns for all actions, even if the policy has fewer turns. The greedy player needs the
@@ -47,7 +48,8 @@ def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
     turns have room for all actions of a game.
 
     Args:
-        wins: name of a row in eval.py's table, such as "optimal, 5 a turn" -> successes.
+        wins: maps the name of a row of eval.py's table, such as "optimal, 5 a turn", to the
+            successes of the row.
         settings: those of the policy's run.
     """
     found = {}

@@ -131,9 +131,9 @@ def draw_legend(
     """Draw one legend below all panels.
 
     Args:
-        looks: name of a curve -> its look, see `look_of`.
+        looks: maps the name of a curve to its look, see `look_of`.
         notes: text above the entries.
-        signs: text -> line or area to show; these entries follow the curves.
+        signs: maps the text of a further entry to its line or area. These entries come last.
     """
     entries: dict[str, Artist] = {name: Line2D([], [], **look) for name, look in looks.items()}
     entries |= signs or {}

@@ -136,7 +136,7 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Return evaluation -> successes (1 or 0) of S seeds on n prompts, (S, n).
+    """Return the successes (1 or 0) of S seeds on n prompts, (S, n), by evaluation.
 
     Key 0 is the evaluation before RL, key -1 the one after RL. The dict is empty until all seeds
     are finished. Key -1 is missing if seeds end at different iterations.

@@ -135,7 +135,9 @@ class Message(NamedTuple):
 
 
 def cells_of(env: str) -> dict[str, tuple[str, ...]]:
-    """Return {symbol of a board: names of its layers}; {} except for FrozenLake and Sokoban.
+    """Return a dict that maps each symbol of a board to the names of its layers.
+
+    The dict is empty for environments other than FrozenLake and Sokoban.
 
     Args: env: an environment with its options, as in the setting `env`.
     """

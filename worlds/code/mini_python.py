@@ -1,7 +1,7 @@
 """An interpreter for a small part of Python, with whole numbers and lists of whole numbers.
 
 In this interpreter, `repair.py` runs the code that a policy writes. No sandbox is needed, because
-the interpreter knows only the statements and functions below, and limits steps and sizes.
+the interpreter limits steps and sizes, and knows only the statements and functions below.
 """
 
 import ast

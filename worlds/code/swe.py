@@ -153,7 +153,7 @@ class SWE(Env):
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
         # A reply is split into actions at "||". If the patch contains "||", `patch_command` arrives
-        # as several actions. So `command` is compared only with the text before the first "||".
+        # as several actions. So `command` is compared only with the first part of `patch_command`.
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # no action is left for `submit`

@@ -32,7 +32,7 @@ REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
 }
-# kind of game -> module of GEM whose lists of words `use_local_words` replaces
+# Maps a kind of games to the module of GEM in which `use_local_words` replaces the words.
 MODULES_WITH_WORDS = {"Hangman": "hangman", "Wordle": "wordle", "WordSearch": "word_search"}
 WORD_LENGTHS = range(3, 9)  # lengths of the words that `local_words` takes from a story
 
@@ -368,8 +368,8 @@ def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
 def plan_letters(game: Any) -> list[str]:
     """If only one word fits all answers of the game, guess this word.
 
-    Otherwise, of the letters not guessed yet, guess the letter that occurs in the most fitting
-    words."""
+    Otherwise, for each letter not guessed yet, count the fitting words that contain it. Guess the
+    letter with the highest count."""
     fitting = []
     wrong = game.guessed_letters - set(game.board)
     for word in map(str.upper, game.available_words):

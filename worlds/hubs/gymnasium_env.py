@@ -96,9 +96,9 @@ class Gymnasium(Hub):
 
     - `names`: names of the actions, such as up/down.
     - `values`: names of the numbers in an observation, such as row/column.
-    - `success`: which games are won. With "end", a game is won if it ends before the environment's
-      limit of steps. With "reward", a game is won if it ends before the limit and the last reward
-      is above 0. With "limit", a game is won if it lasts until the limit.
+    - `success`: which games are won. With "end", a game is won if it ends by itself, not by the
+      environment's limit of steps. With "reward", the last reward must be above 0, too. With
+      "limit", a game is won if it lasts until the limit.
     - `settings`: arguments for gymnasium.make, such as is_slippery=False;map_name=8x8.
     """
 

@@ -28,8 +28,8 @@ from worlds.text.base import require_package
 
 DATASET_SIZE = 2**20  # questions in a dataset; a dataset in ONE_BY_ONE has 1
 MAX_CHARACTERS = 10_000  # of an answer
-# Datasets that need more than 20 ms of CPU time per question. The games of these datasets always
-# have splits=seed, so that `Hub.draw` draws only a seed and makes no question.
+# Datasets that need more than 20 ms of CPU time per question. They always get splits=seed (see
+# `Hub`), so that `draw` makes no question.
 SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
@@ -58,7 +58,8 @@ WITH_FORMULAS = (
 FUNCTIONS = (  # that a formula may call
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs erf Ei Si Ci li"
 ).split()
-# These functions never grow like exp, so `is_arithmetic` allows them in and around any function.
+# These functions never grow like exp. So `is_arithmetic` allows exp(sqrt(x)) and sqrt(exp(x)), but
+# not exp(exp(x)).
 SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()
 MAX_FORMULA = 300  # characters
 MAX_EXPONENT = 100  # absolute value

@@ -19,8 +19,10 @@ import numpy as np
 
 from envs import Env, Move
 
-Facts = dict[str, str]  # thing -> its place or state, such as "open"; "you" -> the player's place
-Effects = dict[str, Facts]  # possible command -> the new values of the facts that it changes
+# Maps a thing to its place or state, such as "open". The value of "you" is the player's place.
+Facts = dict[str, str]
+# Maps a possible command to the facts that the command changes, with their new values.
+Effects = dict[str, Facts]
 
 ARTICLES = ("a", "an", "the")
 MAX_PLAN_LENGTH = 99
@@ -45,7 +47,7 @@ class World(Env):
         super().__init__(**common)
         if show not in ("none", "all"):
             raise UserError(
-                f"show must be none, or all to list the possible commands, got {show!r}"
+                f"show must be none or all, got {show!r}; show=all lists the possible commands"
             )
         self.show = show
 

@@ -183,7 +183,7 @@ def read_value(value: object, key: str) -> str | int | float:
     if not is_number:
         return read_call_text(value, key, MAX_VALUE)
     if not abs(value) < MAX_NUMBER:  # also true for nan
-        raise ValueError(f"{key} is {value!r:.50}; expected a number below {MAX_NUMBER:,}")
+        raise ValueError(f"{key} is {value!r:.50}; expected an absolute value below {MAX_NUMBER:,}")
     return value
 
 
@@ -227,7 +227,8 @@ class Index:
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
         # the words of each document's name, without articles
         self.name_words = [words_of(drop_articles(document.name)) for document in documents]
-        self.nameable: dict[int, set[int]] = {}  # cache of `found_by_name`: `most` -> result
+        # cache that maps the argument `most` of `found_by_name` to the result
+        self.nameable: dict[int, set[int]] = {}
 
     def search(self, query: str, most: int) -> list[Document]:
         """Return up to `most` documents that share a word with the query, the best first.

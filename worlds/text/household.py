@@ -192,9 +192,10 @@ class Household(World):
 
         One step is to hold the thing, another is to store the thing in the target. A stored thing
         counts as held. The tasks `clean`, `heat` and `cool` have a third step: to clean, heat or
-        cool the thing. The task `two` has two steps for each of two things, and the two things must
-        be stored in the same place. The task `light` has two steps: to hold the thing, and to be at
-        the lit lamp. The lamp step counts only while the player holds the thing.
+        cool the thing. Without this step, a thing in the target counts neither as stored nor as
+        held. The task `two` has two steps for each of two things, and the two things must be stored
+        in the same place. The task `light` has two steps: to hold the thing, and to be at the lit
+        lamp. The lamp step counts only while the player holds the thing.
         """
         if self.lamp:
             return self._reading_progress(facts)

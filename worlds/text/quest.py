@@ -124,7 +124,8 @@ class Quest(World):
     def key(self, instance: tuple) -> tuple:
         """Return a key that is the same for instances of the same house and goal.
 
-        The order of the house's parts and the direction of links do not change the key.
+        The key does not depend on the order of the house's parts, nor on which of a link's two
+        rooms comes first.
         """
         kind, links, furniture, facts, goal, _ = instance
         passages = frozenset([*links, *map(_reversed_link, links)])

@@ -75,8 +75,8 @@ class TextWorld(World):
             )
         if game == "custom" and (w < 1 or o < 0 or q < 1):
             raise UserError(
-                "a custom game of textworld needs w 1 or more rooms, o 0 or more objects, "
-                f"q 1 or more commands, got w={w}, o={o}, q={q}"
+                "a custom game of textworld needs w >= 1 rooms, o >= 0 objects and "
+                f"q >= 1 commands, got w={w}, o={o}, q={q}"
             )
         if game == "cooking" and (w not in COOKING_ROOMS or q not in COOKING_INGREDIENTS):
             raise UserError(

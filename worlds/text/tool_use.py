@@ -316,7 +316,7 @@ class OwnData(ToolUse):
     drawn.
     """
 
-    # `OwnData` reads a file. The comment at `Env.runs_programs` says why reading files counts, too.
+    # True, because `OwnData` reads a file. See the comment at `Env.runs_programs`.
     runs_programs = True
 
     def __init__(
@@ -381,7 +381,7 @@ class OwnData(ToolUse):
     def _search_for_answer(self, answer: str) -> tuple[Step, ...]:
         """Return one step, a search that shows the answer. The query is the name of a document.
 
-        Return () if no search for the name of a document with the answer shows this document.
+        Return () if no document with the answer is found by a search for its own name.
         """
         folded = answer.casefold()
         for document, text in zip(self.index.documents, self.index.folded, strict=True):
