@@ -352,8 +352,7 @@ def forward_sequences(
 ) -> tuple[Tensor, ...]:
     """Evaluate a policy or critic at all R response tokens, without gradient (collective).
 
-    Args: args: the arguments of `module` after the batch: the temperature for a policy, none for a
-        critic.
+    Args: args: further arguments of `module`. A policy takes the temperature, a critic nothing.
     Returns: on every rank, (logprobs, entropy) of a policy or (values,) of a critic. Each tensor is
         (R,) float32, in the order of the trajectories.
     """

@@ -507,7 +507,8 @@ class RolloutScheduler:
         self.temperature = temperature
         self.noise_seed = noise_seed
         self.on_done = on_done
-        # for each rollout, all tokens so far; with context_turns, prompt and response of one turn
+        # For each rollout, all tokens so far. If context_turns > 0, only prompt and response of the
+        # latest turn.
         self.histories: list[list[int]] = [[] for _ in rollouts]
         self.prompts: list[list[int]] = [[] for _ in rollouts]  # prompts of the pending responses
 

@@ -260,8 +260,9 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
     """Make the missing rows of a world: train a model for each missing row of a method, and play
     the games.
 
-    Args: only: the name of a row chooses this row alone. Any other text chooses the rows whose
-        names contain the text, so "" chooses all rows.
+    If `only` is the name of a row, only this row is made. Any other text chooses the rows whose
+    names contain the text, so "" chooses all rows.
+
     Raises: UserError if `only` matches no row."""
     world = WORLDS[name]
     known = ("players", BASE, *world.methods)

@@ -141,7 +141,7 @@ def test_files_that_cannot_be_loaded(tmp_path, text, message):
             "import abc\nclass Guess(Env, abc.ABC):\n    go = abc.abstractmethod(lambda self: 1)",
             "cannot be built: TypeError: Can't instantiate abstract class Guess",
         ),
-        ("class Guess(Env)", "class Guess", r"no environment 'Guess'; .* envs\.Env are: none"),
+        ("class Guess(Env)", "class Guess", r"no environment 'Guess'; .* in this module: none"),
     ],
 )
 def test_a_wrong_class_is_one_sentence(path, before, after, message):

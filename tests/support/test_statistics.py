@@ -98,8 +98,9 @@ def test_rate_interval_of_two_seeds_by_hand():
 
 
 def test_rates_alone_give_the_widest_interval():
-    """Two seeds solve 1 and 3 of 4 prompts. `interval_of_rates` assumes that the second seed also
-    solves the first seed's prompt, so the prompts have mean rates of 1, 1/2, 1/2 and 0."""
+    """One seed solves 1 of 4 prompts, the second seed solves 3. `interval_of_rates` assumes that the
+    second seed also solves the first seed's prompt, so the prompts have mean rates of 1, 1/2, 1/2
+    and 0."""
     alike = rate_interval(np.array([[1, 0, 0, 0], [1, 1, 1, 0]]))
     assert interval_of_rates(np.array([0.25, 0.75]), num_prompts=4) == alike
     rng = np.random.default_rng(0)

@@ -136,10 +136,10 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Return the successes (1 or 0) of S seeds on n prompts, (S, n), by evaluation.
+    """Return the successes (1 or 0) of S seeds on n prompts, (S, n), before RL and after RL.
 
-    Key 0 is the evaluation before RL, key -1 the one after RL. The dict is empty until all seeds
-    are finished. Key -1 is missing if seeds end at different iterations.
+    Key 0 of the dict is the evaluation before RL, and key -1 is the one after RL. The dict is empty
+    until all seeds are finished. Key -1 is missing if seeds end at different iterations.
     """
     if not all(run.is_finished() for run in arm.runs):
         return {}
