@@ -98,7 +98,7 @@ def test_rate_interval_of_two_seeds_by_hand():
 
 
 def test_rates_alone_give_the_widest_interval():
-    """One seed solves 1 of 4 prompts, the second seed solves 3. `interval_of_rates` assumes that the
+    """Of 4 prompts, one seed solves 1, and the second seed 3. `interval_of_rates` assumes that the
     second seed also solves the first seed's prompt, so the prompts have mean rates of 1, 1/2, 1/2
     and 0."""
     alike = rate_interval(np.array([[1, 0, 0, 0], [1, 1, 1, 0]]))
