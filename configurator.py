@@ -1,8 +1,8 @@
 """The settings of a run. The dataclass Config below holds every default.
 
 A command takes any number of config files and --key=value overrides. They are read left to right,
-and the last value of a setting wins. A config file is Python that assigns settings. In a file,
-modules, functions and classes are ignored, and so are names that begin with "_". Any other name
+and the last value of a setting wins. A config file is Python that assigns settings. Modules,
+functions and classes in the file are ignored, and so are names that begin with "_". Any other name
 must be a setting. tools/sft_config.py has further settings, for supervised learning.
 """
 
@@ -30,7 +30,7 @@ class UserError(ValueError):
 
 # ---------- types of settings
 
-LARGEST_NUMBER = 1_000_000_000  # limit of settings without a limit of their own
+LARGEST_NUMBER = 1_000_000_000  # default upper limit of a numeric setting
 
 
 class Legal(NamedTuple):
@@ -113,17 +113,17 @@ class Config:
     sample_every: Natural = 2
     wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
-    # CPU threads; 0 = torch's choice; with 1, a run on a CPU is repeatable to the last bit
+    # CPU threads; 0 = torch's choice. With 1, a run on a CPU is repeatable to the last bit
     num_threads: SmallNatural = 0
 
     # -- environment
-    # 'name:key=value,...'. 'A + 2*B' draws A or B for each group, with probability 1/3 and 2/3.
-    # 'A @50 > B' is A for 50 iterations, then B
+    # name and options: 'name:key=value,...'. 'A + 2*B' draws A (probability 1/3) or B (2/3) for
+    # each group. 'A @50 > B' is A for 50 iterations, then B
     env: str = "frozenlake"
     # environments to evaluate in, such as 'A + B'. '' = the environments of env; if env has a '>',
     # only the environments after the last '>'
     eval_env: str = ""
-    observation: Literal["grid", "coord", "relations"] = "grid"  # what grid worlds show
+    observation: Literal["grid", "coord", "relations"] = "grid"  # how grid worlds show their state
     # True: a reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
     think: bool = True
     max_turns: SmallCount = 5  # maximum number of replies in a trajectory
@@ -133,37 +133,36 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # weight of a bonus in each turn, max(0, S - F) / N. N is the number of facts about the state. S
-    # is the number of these facts that the thought states. F is the number of false sentences in
-    # the thought
+    # weight of a bonus in each turn. The bonus is max(0, S - F) / N. There are N facts about the
+    # state, and the thought states S of them. F sentences of the thought are false
     think_reward: NotNegative = 0.0
 
     # -- model
     # Hugging Face id, folder, or 'tiny' (the pretrained model in base/)
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"
     dtype: Dtype = "auto"  # type to compute in; auto: bfloat16 on cuda, float32 on cpu
-    # LoRA on the linear layers of all blocks, in policy and critic; 0 = off
+    # rank of LoRA on the linear layers of all blocks, in policy and critic; 0 = off
     lora_rank: SmallNatural = 0
     compile: bool = False  # True: torch.compile the MLPs and norms of policy and critic
 
     # -- rollout
     engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch
     engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: the same as dtype
-    num_groups: Large = 8  # number of groups in an iteration (P); a group has one initial state
-    group_size: Large = 16  # number of trajectories in a group (N)
+    num_groups: Large = 8  # number of groups in an iteration (P)
+    group_size: Large = 16  # number of trajectories in a group (N); they share one initial state
     # DAPO: maximum number of sampling rounds; sampling ends once num_groups groups have variance in
     # their scores
     sampling_rounds: Rounds = 1
-    temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
+    temperature: Temperature = 1.0  # temperature of sampling and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
     # maximum number of tokens of a trajectory, prompts included; >= max_response_tokens. If
-    # context_turns > 0, this limits each turn, prompt and reply together. The prompt then repeats
-    # the turns that the policy sees
+    # context_turns > 0, this is the maximum for the prompt and reply of one turn. In this case, the
+    # prompt repeats the turns that the policy sees
     max_context_tokens: Tokens = 3600
     max_running: Count = 128  # maximum number of trajectories that the engine works on at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
-    # limit for the fraction of trajectories that end in an error, in an iteration or evaluation;
-    # above the limit, the run stops. One bad initial state fails a whole group. So a limit above 0
+    # maximum fraction of trajectories that end in an error, in an iteration or an evaluation. Above
+    # this fraction, the run stops. One bad initial state fails a whole group. So a value above 0
     # allows at least group_size errors in an iteration, and at least one error in an evaluation.
     # The run also stops if every group has an error
     max_error_frac: Fraction = 0.1
@@ -172,7 +171,7 @@ class Config:
     estimator: Estimator = "gae"  # advantage estimator; gae, bi_level_gae, turn_ppo train a critic
     # True: inside a group, compare returns-to-go of turns, not scores of trajectories
     turn_level: bool = False
-    # GiGPO: weight of a second advantage, which compares turns of a group that start in the same
+    # GiGPO: weight of a second advantage. Inside a group, it compares turns that start in the same
     # state
     state_weight: NotNegative = 0.0
     gamma: Fraction = 1.0  # discount per token inside a turn
@@ -181,11 +180,12 @@ class Config:
     turn_lam: Fraction = 1.0  # lambda of GAE from turn to turn
     # normalisation of the kept trajectories' scores
     reward_norm: Literal["none", "mean", "mean_std", "asym_clip"] = "none"
-    # reward_norm takes mean and std of the scores of a group, of all kept trajectories (batch), or
-    # of all kept trajectories in one environment
+    # reward_norm computes mean and std of scores over a group, over all kept trajectories (batch),
+    # or over all kept trajectories in one environment (env)
     reward_norm_over: Literal["group", "batch", "env"] = "group"
     filter_strategy: FilterStrategy = "fraction"  # rule by which the filter keeps groups
-    # number for filter_strategy: the fraction (1.0 = no filter), the count, or p
+    # number for filter_strategy: the fraction (1.0 = no filter), the count, or the p of top_p,
+    # top_p_softmax and min_p
     filter_keep: Positive = 0.25
     filter_by: FilterBy = "reward_std"  # the filter ranks groups by this value
     filter_smallest: bool = False  # True: keep the groups with the smallest values of filter_by
@@ -194,36 +194,38 @@ class Config:
     filter_loss_scale: Literal["none", "linear", "sqrt"] = "none"
     clip_low: BelowOne = 0.2  # PPO's ratio is clipped from below at 1 - clip_low
     clip_high: Positive = 0.28  # PPO's ratio is clipped from above at 1 + clip_high
-    dual_clip: DualClip = 0.0  # limits the loss of tokens with A < 0 to dual_clip * |A|; 0 = off
+    # limits the loss of tokens with advantage A < 0 to dual_clip * |A|; 0 = off
+    dual_clip: DualClip = 0.0
     aggregation: Aggregation = "token_mean"  # how token losses are averaged
     # True: the trainer computes the old log-probs; vLLM is not asked for log-probs
     recompute_old_logprobs: bool = False
-    # TIS (truncated importance sampling): pi / pi_engine, the ratio of a token's probabilities in
-    # policy and engine, is capped at this number
+    # TIS (truncated importance sampling): pi / pi_engine is capped at this number. pi and pi_engine
+    # are a token's probabilities in policy and engine
     importance_cap: Cap = 2.0
-    # IcePop: tokens whose pi / pi_engine is below this or above importance_cap are dropped; 0 = TIS
+    # IcePop: drop tokens whose pi / pi_engine is below this or above importance_cap; 0 = TIS
     importance_floor: Fraction = 0.0
     sequence_ratio: bool = False  # GSPO: clip the geometric mean of the ratios of a segment
-    # a segment is dropped if the mean advantage of its tokens is below 0, and the geometric mean of
+    # drop segments in which the mean advantage of the tokens is below 0 and the geometric mean of
     # their pi / pi_engine is below this number; 0 = off
     sequence_mask: BelowOne = 0.0
-    # what a segment (in the papers: a sequence) is, for sequence_ratio and sequence_mask
+    # the segment of sequence_ratio and sequence_mask; the papers call it a sequence
     segment: Literal["trajectory", "turn"] = "trajectory"
-    # DPPO-TV, in place of PPO's clip; 0 = PPO's clip. Tokens with advantage A > 0 are dropped if
-    # pi - pi_engine is above this number. Tokens with A < 0 are dropped if pi - pi_engine is below
-    # minus this number
+    # bound of DPPO-TV, which replaces PPO's clip; 0 = PPO's clip. Tokens with advantage A > 0 are
+    # dropped if pi - pi_engine is above this number. Tokens with A < 0 are dropped if
+    # pi - pi_engine is below minus this number
     tv_bound: Fraction = 0.0
     observation_coef: NotNegative = 0.0  # ECHO: weight of the cross-entropy on observations
     # SimpleTIR: do not train on trajectories in which a turn executed no action
     drop_void: bool = False
-    value_clip: Positive = 0.5  # the value loss clips values to old value +- this; reward units
+    # the value loss clips each value to within this distance of the old value; reward units
+    value_clip: Positive = 0.5
     value_coef: NotNegative = 0.5  # weight of the value loss
     entropy_coef: NotNegative = 0.001  # weight of the entropy bonus
     kl_coef: NotNegative = 0.0  # weight of KL against the initial policy; 0 = no reference model
-    # loss: KL is a term of the loss; reward: it is subtracted from each token's reward
+    # loss: KL is a term of the loss; reward: KL is subtracted from each token's reward
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1 is for kl_in='reward' only
-    mask_observations: bool = True  # False: train on observations, too, as RAGEN v1 does
+    mask_observations: bool = True  # False: train also on observations, as RAGEN v1 does
 
     # -- update
     batch_size: Count = 32  # trajectories per optimizer step; at most as many as the filter keeps
@@ -246,14 +248,14 @@ class Config:
     # -- evaluation
     # eval: 256 prompts for reported results; heldout: 256 other prompts, to choose settings with
     eval_split: Literal["eval", "heldout"] = "eval"
-    eval_size: EvalSize = 256  # number of prompts of eval_split to play, one trajectory each
+    eval_size: EvalSize = 256  # number of prompts from eval_split; one trajectory each
     eval_temperature: OrGreedy = 0.5  # 0 = greedy decoding
 
     # -- diagnostics
     # iterations between measurements of the mutual information of thoughts and prompts; 0 = never
     collapse_every: Natural = 0
-    # a measurement takes two samples of thoughts: one from first turns, one from random turns. Each
-    # sample has at most this many thoughts
+    # maximum number of thoughts in a sample. A measurement takes two samples: one from first turns,
+    # one from random turns
     collapse_pairs: Pairs = 64
     # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
@@ -310,7 +312,7 @@ class Config:
         if ranks_from_largest and (self.filter_smallest or self.filter_by == "reward_mean"):
             raise UserError(
                 f"filter_strategy {strategy!r} ranks values >= 0, the largest first; "
-                "with filter_smallest or filter_by='reward_mean' use fraction or count"
+                "filter_smallest and filter_by='reward_mean' need fraction or count"
             )
 
     def _check_estimator(self) -> None:
@@ -375,17 +377,18 @@ class Config:
     def engine_gives_logprobs(self) -> bool:
         """Whether the engine returns log-probs with its samples.
 
-        With recompute_old_logprobs vLLM is not asked for log-probs, because they cost host time."""
+        If recompute_old_logprobs is True, vLLM is not asked for log-probs, because they cost host
+        time."""
         return self.engine == "torch" or not self.recompute_old_logprobs
 
     def trainer_gives_old_logprobs(self) -> bool:
         """Whether the trainer, not the engine, computes the old log-probs.
 
-        With mask_observations=False the trainer must compute the old log-probs, because the engine
-        has no log-probs of observations. With KL in the reward the trainer must compute the old
-        log-probs, too. The KL compares the old log-probs with log-probs of the initial policy,
-        which the trainer computes. With old log-probs from the engine, the KL would include the
-        difference between engine and trainer.
+        If mask_observations is False, the trainer must compute the old log-probs, because the
+        engine has no log-probs of observations. If a KL term is in the reward, the trainer must
+        compute the old log-probs, too. This KL compares the old log-probs with the trainer's
+        log-probs of the initial policy. If the old log-probs came from the engine, the KL would
+        include the difference between engine and trainer.
         """
         return self.recompute_old_logprobs or not self.mask_observations or self.has_kl_in_reward()
 
@@ -420,8 +423,8 @@ def types_of(kind: type[Config]) -> dict[str, type]:
     return types_by_key
 
 
-RENAMED_SETTINGS = {"sequence": "segment"}  # name in older runs -> name now
-# Wrong name -> the setting that is meant, for the hint in an error.
+RENAMED_SETTINGS = {"sequence": "segment"}  # maps a name in older runs to the present name
+# Maps a wrong name to the setting that is meant, for the hint in an error message.
 OTHER_NAMES = {
     "lr": "learning_rate",
     "epochs": "num_epochs",
@@ -430,7 +433,7 @@ OTHER_NAMES = {
 }
 MAX_TRAJECTORIES = 100_000  # in an iteration
 
-# (A, B, reason): setting A must not exceed setting B.
+# In each row (A, B, reason), setting A must not exceed setting B.
 ORDERED = [
     ("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
     ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
@@ -467,11 +470,11 @@ def load_config(
 
     Args:
         argv: the arguments after the script name.
-        extra: the script's own options with their defaults, for the command line only.
+        extra: the script's own options and their defaults. Only the command line can set them.
         base: settings that replace the defaults. The result has the class of `base`.
         kind: the class of the settings if there is no `base`.
-    Returns: the checked settings; a value for each key of `extra`; the source of each setting:
-        "default" (also for values of `base`), the path of a file, or "command line".
+    Returns: the checked settings, a value for each key of `extra`, and the source of each setting.
+        A source is "command line", the path of a file, or "default" (also for values of `base`).
     Raises: UserError for a wrong argument, file or value.
     >>> config, extras, sources = load_config(["--seed=3", "--player=me"], extra={"player": ""})
     >>> config.seed, extras, sources["seed"], config.out_dir
@@ -509,7 +512,7 @@ def load_config(
 
 
 def default_folder(files: list[str]) -> str:
-    """Return the folder of a run that sets no out_dir, without the endings _s<seed> and _sft.
+    """Return the folder of a run that sets no out_dir. Callers add the endings _s<seed> and _sft.
 
     The first file gives the name. Each later file in config/methods or config/envs adds its name.
 
@@ -543,15 +546,16 @@ def _wrong_argument(arg: str, following: list[str], types_by_key: dict[str, type
 
 
 def read_option(arg: str, types_by_key: dict[str, type]) -> tuple[str, Any]:
-    """Read --key=value. Returns: the key; the value, converted to the type of this setting."""
+    """Read --key=value. Returns: the key, and the value converted to the type of the setting."""
     key, text = arg.removeprefix("--").split("=", 1)
     wanted = lookup_type(key, types_by_key, "command line")
     return key, check_type(key, parse_text(text, wanted), wanted, "command line")
 
 
 def read_config_file(path: str, types_by_key: dict[str, type]) -> dict[str, Any]:
-    """Run a config file and return the settings that it assigns, without the names that
-    `is_only_for_sft` finds."""
+    """Run a config file and return the settings that it assigns.
+
+    Names for which `is_only_for_sft` returns True are left out."""
     if not Path(path).is_file():
         paths_by_name = {found.name: found for found in CONFIG_FOLDER.glob("**/*.py")}
         name = Path(path).name
@@ -578,7 +582,7 @@ def read_config_file(path: str, types_by_key: dict[str, type]) -> dict[str, Any]
 
 
 def is_only_for_sft(key: str, types_by_key: dict[str, type]) -> bool:
-    """Whether `key` begins with SFT_PREFIX, and the command has no settings with this prefix.
+    """Whether `key` begins with SFT_PREFIX but the command has no settings with this prefix.
 
     Args: types_by_key: the settings of the command."""
     has_sft_settings = any(name.startswith(SFT_PREFIX) for name in types_by_key)
@@ -586,7 +590,7 @@ def is_only_for_sft(key: str, types_by_key: dict[str, type]) -> bool:
 
 
 def parse_text(text: str, wanted: type) -> Any:
-    """Return the value of `text` as a Python literal.
+    """Return the value of `text`, read as a Python literal.
 
     If `wanted` is str, or if `text` is no Python literal, return `text` itself."""
     try:
@@ -596,7 +600,7 @@ def parse_text(text: str, wanted: type) -> Any:
 
 
 def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
-    """Return the value with the wanted type. An int is converted if a float is wanted.
+    """Return `value` if its type is `wanted`. If `wanted` is float, an int is converted.
 
     Args: source: where the value was given, for the error message.
     Raises: UserError for any other type, and for an integer of more than 1000 bits."""
@@ -618,8 +622,8 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
         return types_by_key[key]
     if key in ("top_p", "top_k"):
         raise UserError(
-            f"{key} from {source} is refused: it would cut the distribution in sampling, and the "
-            "log-probs in the loss would be those of another policy; use temperature"
+            f"{key} from {source} is refused: samples would come from a cut distribution, but the "
+            "loss takes log-probs of the full distribution; use temperature"
         )
     if is_only_for_sft(key, types_by_key):
         raise UserError(
@@ -636,7 +640,7 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
 
 
 def check_activated() -> None:
-    """End the process with one sentence if this Python lacks the packages of the project."""
+    """If this Python lacks a package of PACKAGES, print one sentence and end the process."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if not missing:
         return
@@ -649,6 +653,6 @@ def check_activated() -> None:
     sys.exit(2)
 
 
-# Scripts import this file before any package. So if a package is missing, check_activated ends
-# the process with one sentence, before an import fails with a traceback.
+# Scripts import this file before any package. So if a package is missing, `check_activated` prints
+# one sentence and ends the process, before an import fails with a traceback.
 check_activated()

@@ -1,15 +1,15 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
 An `Episode` shows an environment of `envs.py` as messages, and enforces the limit of turns. It
-tries only the first actions of a reply: at most actions_per_turn, and at most as many as the game
-has left. Further actions are surplus. envs.py ends a game whose actions are used up; rollout.py
-enforces the limits of tokens.
+tries only the first actions of a reply: at most actions_per_turn, and no more than the actions left
+in the game. Further actions are surplus. envs.py ends a game whose actions are used up. rollout.py
+enforces the limits on tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
 or if it executes no action. After the action that ends the game, no further action is tried. So an
 illegal action after the end of the game is no fault. Surplus actions are always a fault. An invalid
-reply gets the format penalty. The next message reports the faults of a reply and its reward with
-the penalty. In RAGEN the policy never sees the penalty.
+reply gets the format penalty. The next message reports the faults of the reply and its reward,
+which includes the penalty. In RAGEN the policy never sees the penalty.
 
 `Chat` converts messages to token ids. The token ids that the policy sampled are never changed:
 their decoded text is parsed, but never encoded again.
@@ -38,13 +38,14 @@ class Parsed(NamedTuple):
 
     thought: str
     actions: list[str]
-    well_formed: bool  # it has the required tags in their order, and nothing outside of them
+    well_formed: bool  # it has the required tags in the right order, and no text outside them
 
 
 def parse_response(text: str, *, think: bool = True) -> Parsed:
-    """Parse `<think>..</think><answer>a || b</answer>`, or without `think` only the answer.
+    """Parse `<think>..</think><answer>a || b</answer>`.
 
-    The parser runs in linear time and never raises.
+    If `think` is False, parse only `<answer>a || b</answer>`. The parser runs in linear time and
+    never raises.
 
     >>> parse_response("<think>go</think><answer>Up || Left</answer>")
     Parsed(thought='go', actions=['Up', 'Left'], well_formed=True)
@@ -54,7 +55,7 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
     rest = text
     tags = ("think", "answer") if think else ("answer",)
     for tag in tags:
-        before, _, rest = rest.partition(f"<{tag}>")  # without <tag> in rest, rest becomes ""
+        before, _, rest = rest.partition(f"<{tag}>")  # if rest has no <tag>, it becomes ""
         content[tag], closed, rest = rest.partition(f"</{tag}>")
         if not closed:
             return Parsed("", [], False)
@@ -108,8 +109,8 @@ def first_word(sentence: str) -> str:
 def find_false(thought: str, facts: list[str]) -> dict[str, str]:
     """Return the false sentences of a thought, each with the fact that it contradicts.
 
-    If several facts begin with the first word of the sentence, the fact that shares the most words
-    with the sentence is returned.
+    If several facts begin with the first word of a sentence, return the fact that shares the most
+    words with the sentence.
     >>> find_false("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     {'Next ice.': 'Next hole.'}
     """
@@ -134,23 +135,24 @@ class TurnRecord:
     num_actions: int = 0  # executed actions
     format_ok: bool = False  # the reply is valid: it has none of the `faults` below
     effective: float = 0.0  # fraction of the executed actions that changed something
-    statements_checked: int = 0  # number of sentences of the thought that can be checked
+    statements_checked: int = 0  # number of checkable sentences in the thought
     statements_true: int = 0
-    # false sentence -> the fact that it contradicts; None if no sentence is false
+    # Maps each false sentence to the fact that it contradicts. None if no sentence is false.
     false_statements: dict[str, str] | None = None
     env_reward: float = 0.0  # without format penalty and think_reward
     closing: str | None = None  # the observation after the turn that ended the episode
-    # What took place for each of `actions`: the action, another one after a slip, or "" if it was
-    # not executed. The whole field is None if every action took place as chosen.
+    # For each of `actions`, the action that took place. A slip replaces the chosen action.
+    # An entry is "" if its action was not executed. The whole field is None if every action took
+    # place as chosen.
     moves: list[str] | None = None
     # Why the reply is not valid, in sentences; None if it is valid or was not judged. If a token
-    # limit cut off an invalid reply, the last sentence says so (see `cut_fault`). The message of
-    # the next turn shows the policy all sentences except the sentence of `cut_fault`.
+    # limit cut off an invalid reply, the last sentence says so (see `cut_fault`). The next message
+    # tells the policy all of these sentences except the one from `cut_fault`.
     faults: list[str] | None = None
-    # True: the game failed because its actions were used up. False: it failed by its rules.
-    # None: it did not fail.
+    # True if the game failed because its actions were used up. False if the game failed because a
+    # rule ended it. None if the game did not fail.
     out_of_actions: bool | None = None
-    why_lost: str | None = None  # the environment's reason for an end without success
+    why_lost: str | None = None  # why the game ended without success, from `Env.why_lost`
     error: str | None = None
     # The setting that cut the reply off: max_response_tokens or max_context_tokens.
     cut_by: str | None = None
@@ -167,8 +169,10 @@ class TurnOutcome(NamedTuple):
 
 
 class Episode:
-    """One dialogue with an environment: builds messages, executes replies, enforces the limits on
-    turns and on actions in a turn."""
+    """One dialogue with an environment.
+
+    An episode builds the messages and executes the replies. It limits the number of turns and the
+    number of actions in a turn."""
 
     def __init__(self, env: Env, config: Config):
         self.env = env
@@ -182,12 +186,12 @@ class Episode:
         return self.open(check_text(observation, "reset", self.env))
 
     def open(self, observation: str) -> tuple[str, str]:
-        """Begin the dialogue of an environment that has started and shows `observation`.
+        """Begin the dialogue. The environment has already started and shows `observation`.
 
         Returns: (system message, first user message)."""
         self.turn_idx = 0
         self.observation = observation
-        # The length of the best plan, in actions, before turn 1 and after each turn. The list is
+        # The number of actions in the best plan, before turn 1 and after each turn. The list is
         # filled only if reward_density is "plan" (see `methods.shape_rewards`).
         self.plan_lengths: list[int] = []
         self._note_plan_length()
@@ -206,12 +210,12 @@ class Episode:
     def system(self) -> str:
         """Return the system message: rules, action names, limits and the form of a reply."""
         config = self.config
-        # A game can allow fewer actions in all than actions_per_turn: Bandit allows one.
+        # A whole game can allow fewer actions than actions_per_turn: Bandit allows only one.
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
         # All games of an environment have the same system message. So the message lists the actions
-        # only if the class defines `actions`. The class of Bandit does not define `actions`,
-        # because each game of Bandit draws names of its own.
+        # only if the class of the environment defines `actions`. The class of Bandit does not
+        # define `actions`, because each game of Bandit draws names of its own.
         class_has_actions = bool(type(self.env).actions)
         names = f"Actions: {', '.join(self.env.actions)}. " if class_has_actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
@@ -219,7 +223,9 @@ class Episode:
         return f"{check_text(self.env.rules(), 'rules', self.env)}\n{limits}\n{reply}"
 
     def statements(self) -> list[str]:
-        """Return true sentences on the present state. Raises: UserError if they are not texts."""
+        """Return true sentences about the present state.
+
+        Raises: UserError if they are not a list of texts, or if a text is empty."""
         facts = self.env.statements()
         if not isinstance(facts, (list, tuple)):
             raise UserError(
@@ -231,8 +237,9 @@ class Episode:
         return list(facts)
 
     def state(self) -> Hashable:
-        """Return a key of the present state: `Env.state_key`, or the last observation if None.
+        """Return a key of the present state.
 
+        The key comes from `Env.state_key`. If that returns None, the last observation is the key.
         Raises: UserError if the key cannot be hashed."""
         key = self.env.state_key()
         if key is None:
@@ -246,7 +253,10 @@ class Episode:
         return key
 
     def _turn_text(self, observation: str, report: str) -> str:
-        """Return a user message: report on the last reply, turn, actions left, observation."""
+        """Return a user message.
+
+        It holds the report on the last reply, the number of the turn, the number of actions left,
+        and the observation."""
         left = self.env.actions_left
         turn = f"Turn {self.turn_idx + 1} of {self.config.max_turns}"
         return f"{report}{turn}, {left} action{'s' if left != 1 else ''} left.\n{observation}"
@@ -290,13 +300,13 @@ class Episode:
         return TurnOutcome(user, reward + bonus, status, record, state)
 
     def _execute(self, record: TurnRecord) -> tuple[str | None, list[str]]:
-        """Execute the actions of a record, and note in it what they did.
+        """Execute the actions of a record, and note in the record what they did.
 
-        Returns: (status, illegal actions). If the game is over, the status is "success" or
-            "failure", else None."""
+        Returns: (status, illegal actions). The status is "success" or "failure" if the game is
+            over, and None if the game goes on."""
         status = None
         illegal = []
-        moves = []  # what took place; "" for an illegal action
+        moves = []  # the actions that took place; "" for an illegal action
         num_effective = 0
         for action in record.actions:
             step = self.env.step(action)
@@ -315,11 +325,11 @@ class Episode:
             if step.terminated or step.truncated:
                 status = "success" if step.success else "failure"
                 if not step.success:
-                    # truncated: the actions were used up before a rule ended the game
+                    # True if the actions were used up and no rule ended the game
                     record.out_of_actions = step.truncated
                 break
         record.effective = num_effective / max(record.num_actions, 1)
-        moves += [""] * (len(record.actions) - len(moves))  # "" after the end of the game
+        moves += [""] * (len(record.actions) - len(moves))  # "" for actions after the game's end
         if moves != record.actions:
             record.moves = moves
         return status, illegal
@@ -335,7 +345,7 @@ class Episode:
     def _faults(
         self, parsed: Parsed, record: TurnRecord, illegal: list[str], surplus: int
     ) -> list[str]:
-        """Return why a reply is not valid, in sentences for the policy; [] for a valid reply."""
+        """Return sentences that tell the policy why a reply is not valid; [] if it is valid."""
         notes = []
         if not parsed.well_formed:
             notes.append("The reply was not in the required form.")
@@ -355,16 +365,16 @@ class Episode:
 class Chat:
     """Encodes messages as token ids in the ChatML format.
 
-    Role marks are inserted by id, and contents are encoded without special tokens. So no text in a
-    message can forge the boundary of a message."""
+    The marks at the start and the end of a message are inserted as token ids. The text between them
+    is encoded without special tokens. So no text can forge the boundary of a message."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         marks = [IM_START, IM_END]
         self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
-        # For a mark that is not a token, the tokenizer returns None or its unknown token. So the
-        # ids are converted back to tokens, and these tokens are compared with the marks. Id 0
-        # stands in for None.
+        # For a mark that is not a token, the tokenizer returns None or the id of its unknown token.
+        # So the ids are converted back to tokens, and these tokens are compared with the marks.
+        # None is replaced by id 0.
         if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
                 f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"
@@ -389,16 +399,16 @@ class Chat:
         """Return the tokens of the first prompt.
 
         If context_turns is above 0, the policy sees only the last context_turns turns, the present
-        turn included. So `opening` also returns the beginning of every later prompt. For a later
-        prompt, `system` is the same message again, and `user` is the user message of the oldest
-        turn that the policy sees."""
+        turn included. In this case, every later prompt also begins with tokens that `opening`
+        returns. For a later prompt, `system` is the same message again, and `user` is the user
+        message of the oldest turn that the policy sees."""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:
         """Return the tokens between two responses.
 
-        Args: closed: True if the earlier response ends with the end-of-turn token. If False, this
-            token is inserted."""
+        `closed` says whether the earlier response ends with the end-of-turn token. If it does not,
+        the returned tokens begin with this token."""
         end = [] if closed else [self.end]
         # The policy samples the end-of-turn token, but not the line break after it.
         line_break = self.encode("\n")

@@ -40,14 +40,14 @@ class Engine(Protocol):
 
         Args:
             key: number of the trajectory. A trajectory has at most one request at a time.
-            ids: the token history, which `add` copies. After the trajectory's first request, `ids`
-                must begin with the `ids` of the previous request and the response to that request.
-                After `release`, `ids` may be any history.
+            ids: the token history, which `add` copies. From the trajectory's second request on,
+                `ids` must begin with the `ids` of the previous request, followed by the response to
+                that request. After `release`, `ids` may be any history.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
             seed: of the sampling noise. The rounding of the logits depends on the other requests in
-                the batch. So in 16 bits, the same seed can give another response. In float32, the
-                same seed nearly always gives the same response.
+                the batch. So in 16 bits, the same seed can give different responses in different
+                batches. In float32, the response is nearly always the same.
         """
 
     def step(self) -> list[Sample]:
@@ -62,8 +62,8 @@ class Engine(Protocol):
         The engine never reuses attention keys and values from old weights.
 
         Args:
-            weights: a pair (name in Hugging Face's model, full tensor) for each weight; a tied LM
-                head has its own pair.
+            weights: for each weight, a pair of its name in Hugging Face's model and the full
+                tensor. A tied LM head has its own pair, too.
             version: the `Policy.version` of these weights.
         """
 

@@ -8,8 +8,8 @@ from RAGEN:
 - Members of a group share the instance but not the transition noise. In RAGEN the members share
   both, so in FrozenLake all members slip at the same steps.
 - No environment depends on a global random state. A seed gives the same instance in every process,
-  except in four datasets of reasoning-gym: they depend on `hash()`, which can differ between
-  processes. So these four datasets need a fixed PYTHONHASHSEED (docs/hubs.md).
+  except in four datasets of reasoning-gym. These datasets depend on `hash()`, which can differ
+  between processes. So these datasets need a fixed PYTHONHASHSEED (docs/hubs.md).
 - Splits have no instance in common, unless `Env.repeats` is True. Different seeds for the splits
   would not be enough, because two seeds can draw the same small board.
 """
@@ -35,14 +35,14 @@ from utils.quotes import split_unquoted, unquote
 from utils.text import describe_error, printable
 from utils.time_limit import EnvError, Item, limit_items
 
-# train: every seed draws an instance; eval: 256 fixed instances, for reported results;
-# heldout: 256 other fixed instances, for choosing settings
+# In "train" every seed draws an instance. "eval" has 256 fixed instances, for reported results.
+# "heldout" has 256 other fixed instances, for choosing settings.
 SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
 SEED_TRANSITIONS = 7  # makes the random streams of transition noise differ from other streams
-MAX_DRAWS = 20_000  # after so many failed attempts to draw an instance, a UserError is raised
+MAX_DRAWS = 20_000  # after this many failed attempts to draw an instance, a UserError is raised
 DRAW_LIMIT_S = 60.0  # seconds that `drawn_in_time` allows for the draw of an instance or game
 
 
@@ -109,16 +109,16 @@ class Env:
     repeats = False  # True: splits may share instances, because too few exist, as in the Bandit
     max_reward = 1.0  # largest total reward of a won game
     blocking = False  # True: steps wait for a program or a server, so each step runs in a thread
-    # True: the environment runs programs or reads files. The settings in the folder of a run may
-    # come from somebody else. So `eval.py RUN` refuses such an environment if only the settings in
-    # the folder RUN name it. The command line or a config file must name the environment.
+    # True: the environment runs programs or reads files. `eval.py RUN` plays such an environment
+    # only if the command line or a config file names it. The settings in the folder RUN are not
+    # enough, because they may come from somebody else.
     runs_programs = False
 
     slipped_to = ""  # the action that took place, if `_move` replaced the chosen action
     spec: str  # the text that names this environment and its options; `make_env` sets it
-    # Specs of all environments of a run. Two of these environments can be one game with different
-    # options, and then both can draw the same instance. So in training no environment draws an
-    # instance from the fixed splits of any environment of the run. Only an environment whose
+    # Specs of all environments of a run. Two of these environments can be the same game with
+    # different options. Both can then draw the same instance. So in training no environment draws
+    # an instance from the fixed splits of any environment of the run. Only an environment whose
     # `repeats` is True may draw such instances.
     also_reserved: tuple[str, ...] = ()
 
@@ -134,7 +134,7 @@ class Env:
         """Start the game of the instance that `split` and `seed` select.
 
         Args:
-            seed: for "train", one or more integers >= 0; for another split, an index below 256.
+            seed: one or more integers >= 0. In "eval" and "heldout", one index below 256.
             split: one of SPLITS.
             member: position in the group; it changes the transition noise and nothing else.
         Returns:
@@ -151,7 +151,9 @@ class Env:
         return self.start(instance, [SEED_TRANSITIONS, SPLITS.index(split), *numbers, member])
 
     def start(self, instance: tuple, noise_seed: Sequence[int]) -> str:
-        """Start the game of an instance from `draw`; `noise_seed` seeds the transition noise.
+        """Start the game of an instance that `draw` gave.
+
+        `noise_seed` seeds the transition noise.
 
         Returns: the first observation.
         """
@@ -166,9 +168,9 @@ class Env:
         return self.observe()
 
     def step(self, action: str) -> Step:
-        """Execute one action. A text that is no legal action raises no error and changes nothing.
+        """Execute one action. An illegal action raises no error and changes nothing.
 
-        After the end of the game, or with no actions left, no action is legal.
+        No action is legal after the end of the game or when `actions_left` is 0.
         """
         over = self.terminated or self.actions_left == 0
         move = None if over else self._read(action.strip())
@@ -192,7 +194,7 @@ class Env:
     def _checked_move(self, move: Any) -> Move:
         """Execute a move.
 
-        Raises: UserError if `_move` returns no tuple of four values, or if the reward or
+        Raises: UserError if `_move` does not return a tuple of four values, or if the reward or
             `slipped_to` has a wrong type.
         """
         returned = self._move(move)
@@ -234,24 +236,27 @@ class Env:
     def key(self, instance: tuple) -> Hashable:
         """Return the key of an instance. Splits share no key, unless `repeats` is True.
 
-        Instances with equal keys count as one game: for example, boards that differ only in their
-        symbols."""
+        Instances with equal keys count as one game. For example, Sokoban gives equal keys to boards
+        that differ only in their symbols."""
         return instance
 
     def state_key(self) -> Hashable:
-        """Return a key of the present state, or None to take the observation as the key.
+        """Return a key of the present state, or None if the observation is the key.
 
-        GiGPO compares the turns of a group that start in states with equal keys (methods.py).
+        GiGPO compares turns of a group if they start in states with equal keys (methods.py).
         """
         return None
 
     def _read(self, action: str) -> Any:
-        """Return the argument of `_move` for this text: an index in `actions`; None if illegal."""
+        """Return the argument of `_move` for this text: by default, its index in `actions`.
+
+        If the text is no legal action, return None.
+        """
         indices = {name.lower(): index for index, name in enumerate(self.actions)}
         return indices.get(action.lower())
 
     def statements(self) -> list[str]:
-        """Return true sentences about the present state, to check the policy's thoughts."""
+        """Return sentences that are true in the present state, to check the policy's thoughts."""
         return []
 
     def why_lost(self) -> str:
@@ -259,11 +264,14 @@ class Env:
         return ""
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return the best next actions, at most `max_actions`; [] if the game cannot be won."""
+        """Return the best next actions, at most `max_actions`, or [] if the game cannot be won."""
         return []
 
     def greedy(self) -> str:
-        """Return the action of the player "greedy": the first of `plan`, or else a random one."""
+        """Return the action of the player "greedy": the first action of `plan`.
+
+        If `plan` returns [], return a random action.
+        """
         best = self.plan(1, 1) or self.random(1, np.random.default_rng(self.num_actions))
         return best[0]
 
@@ -272,7 +280,7 @@ class Env:
         return rng.choice(self.actions, count).tolist()
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return at most `count` actions for a demonstration of SFT, by default those of `plan`."""
+        """Return at most `count` actions for an SFT demonstration, by default those of `plan`."""
         return self.plan(count, self.actions_left)
 
     def optimal_length(self) -> int:
@@ -286,7 +294,7 @@ class Env:
 # ---------- finding and building environments
 
 
-ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
+ENVS = {  # maps a name in --env to "module:Class"; `make_env` imports the module
     "bandit": "worlds.bandit:Bandit",
     "frozenlake": "worlds.grids:FrozenLake",
     "sokoban": "worlds.grids:Sokoban",
@@ -309,9 +317,9 @@ HUBS = ("gem", "rg", "gymnasium")  # collections of games: 'rg:maze' is short fo
 # --observation and --actions_per_traj set these options, so --env cannot set them
 COMMON_OPTIONS = ("observation", "max_actions")
 REQUIRED = ("draw", "_start", "_move", "observe", "rules")  # methods that a subclass must define
-# Matches a name that no action may have: a name that is empty, holds || or <, or begins or ends
-# with white space. A reply holds <answer>NAME || NAME</answer>, and `dialogue.parse_response` could
-# misread such a name.
+# Matches the names that no action may have: an empty name, a name that holds || or <, and a name
+# that begins or ends with white space. A reply holds <answer>NAME || NAME</answer>, and
+# `dialogue.parse_response` could misread such a name.
 ILLEGAL_NAME = re.compile(r"^$|\|\||<|^\s|\s$")
 
 
@@ -342,7 +350,10 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
 
 
 def split_spec(spec: str) -> tuple[str, str, str]:
-    """Return the name of an environment, its "module:Class" or "file.py:Class", and its options."""
+    """Return the name of an environment, the place of its class, and the text of its options.
+
+    The place is "module:Class" or "path/to/file.py:Class".
+    """
     name, _, options_text = unquote(spec).partition(":")
     name = unquote(name)
     if name.endswith(".py"):
@@ -406,7 +417,7 @@ def _load_file(path: str) -> ModuleType:
         raise UserError(f"{path} does not exist; expected a file with a subclass of envs.Env")
     module = ModuleType(f"environment {path}")
     module.__file__ = path
-    sys.modules[module.__name__] = module  # where dataclasses and pickle look modules up
+    sys.modules[module.__name__] = module  # dataclasses and pickle look modules up here
     code = compile(Path(path).read_bytes(), path, "exec")
     folder = str(Path(path).resolve().parent)
     sys.path.append(folder)
@@ -424,7 +435,7 @@ def _is_environment(value: Any) -> bool:
 def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
     """Return option -> default.
 
-    The options are the named arguments of `__init__`, except observation and max_actions.
+    The options are the named arguments of `__init__`, except `observation` and `max_actions`.
     """
     defaults = {}
     parameters = list(inspect.signature(env_class.__init__).parameters.values())[1:]
@@ -472,14 +483,14 @@ def name_of(env: Env) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a value, such as one from a user's code, as a short text for an error message."""
+    """Return `value` as a short text for an error message. `value` may come from a user's code."""
     return printable(repr(value), limit=100)
 
 
 def check_uses(env: Env, *uses: str) -> None:
     """Check that `env` defines what each use needs.
 
-    Args: uses: texts such as "greedy"; `missing_method` lists all of them.
+    Args: uses: texts such as "greedy"; the docstring of `missing_method` lists all of them.
     Raises: UserError if `env` lacks something that a use needs."""
     for use in uses:
         missing = missing_method(env, use)
@@ -542,7 +553,10 @@ def check_actions(value: Any, player: str, env: Env) -> list[str]:
 
 
 def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) -> dict[str, Any]:
-    """Read 'key=value,key=value', and check each key and its value's type against `defaults`."""
+    """Return the options in 'key=value,key=value' as a dict.
+
+    Each key must be in `defaults`, and each value must have the type of the key's default.
+    """
     options = {}
     for key, value in split_options(text).items():
         if key not in defaults:
@@ -557,7 +571,7 @@ def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) ->
 
 
 def split_options(text: str) -> dict[str, str]:
-    """Return option -> value for the text 'key=value,key=value'. A value may stand in quotes.
+    """Return the options in 'key=value,key=value' as a dict of texts. A value may stand in quotes.
 
     >>> split_options("file='a,b.jsonl',task=find")
     {'file': 'a,b.jsonl', 'task': 'find'}
@@ -572,14 +586,14 @@ def split_options(text: str) -> dict[str, str]:
 # ---------- instances in disjoint splits
 
 
-@lru_cache(maxsize=64)  # so the members of a group draw their common instance only once
+@lru_cache(maxsize=64)  # the cache makes a group draw its common instance only once
 def draw_instance(
     spec: str, seed: tuple[int, ...], split: str, also_reserved: tuple[str, ...] = ()
 ) -> tuple:
     """Return the instance of a split and seed.
 
     Args:
-        seed: integers >= 0; for "eval" and "heldout" one index below 256.
+        seed: for "train", one or more integers >= 0; for "eval" or "heldout", one index below 256.
         also_reserved: specs of environments. The split "train" draws no instance from the fixed
             splits of `spec` and of these environments, unless `repeats` of `spec` is True.
     Raises:
@@ -678,13 +692,13 @@ def _check_draw(env: Env) -> None:
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:
     """Draw until an instance has a key that is not in `taken`, and return this instance.
 
-    An environment with `repeats` ignores `taken`."""
+    If `env.repeats` is True, `taken` has no effect."""
     for _ in range(MAX_DRAWS):
         instance = env.draw(rng)
         if env.repeats or env.key(instance) not in taken:
             return instance
     raise UserError(
         f"env={env.spec!r} has too few distinct instances: {len(taken)} are reserved, and "
-        f"{MAX_DRAWS} draws gave no other one; if training may share instances with evaluation, "
-        "set repeats = True in the class of the environment"
+        f"{MAX_DRAWS} draws gave no other instance; if training may share instances with "
+        "evaluation, set repeats = True in the class of the environment"
     )

@@ -1,19 +1,19 @@
 """Score policies and reference players on fixed prompts, 256 by default.
 
     python eval.py out/frozenlake_ppo --json=out/scores.json    # the policy of a run
-    python eval.py out/A out/B --samples=4 --player=greedy      # with the settings of out/A
-    python eval.py out/A out/A_s1 --player=greedy --against=greedy      # and paired differences
+    python eval.py out/A out/B --samples=4 --player=greedy      # all use the settings of out/A
+    python eval.py out/A out/A_s1 --player=greedy --against=greedy      # adds paired differences
     python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID         # any models
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
 A policy samples at eval_temperature (0.5), with the config's limits on turns, actions and tokens.
 In the printed table, all rows of one environment have the same instances and transition noise, so
-rows can be paired by prompt. Training draws none of the fixed prompts. If an environment has too
-few instances, as Bandit has, `Env.repeats` is True, and training may draw the fixed prompts, too.
+rows can be paired by prompt. Training draws none of the fixed prompts. But in an environment with
+too few instances, such as Bandit, `Env.repeats` is True, and training may draw the fixed prompts.
 
---eval_split=heldout plays other fixed prompts, for choosing settings. --samples=N plays every
-prompt N times and adds pass@k. --against=NAME prints each row's paired difference in success from
-row NAME. --json=PATH writes the scores. --jsonl=PATH writes the trajectories, which
+To choose settings, play other fixed prompts with --eval_split=heldout. --samples=N plays every
+prompt N times and adds pass@k. --against=NAME prints each row's success minus that of row NAME,
+paired by prompt. --json=PATH writes the scores. --jsonl=PATH writes the trajectories, which
 `python -m tools.replay` can execute again. `python -m tools.api_models` scores a model behind an
 API.
 """
@@ -76,7 +76,7 @@ def report_rows(job: Job, settings_read: str, *sources: Iterable[Row]) -> None:
 
     Args:
         settings_read: the names of the settings that the command of `job` reads, separated by
-            blanks. `print_unread` names all other settings of the command line in a warning.
+            blanks. `print_unread` warns of every other setting that the command line gives.
         sources: generators that play games and yield the rows."""
     init_distributed(job.config)
     print_unread(job.command, settings_read, job.sources)
@@ -87,7 +87,7 @@ def report_rows(job: Job, settings_read: str, *sources: Iterable[Row]) -> None:
 
 
 def model_rows(job: Job) -> Iterator[Row]:
-    """Score the models one after the other in each evaluation environment."""
+    """Score each model in every evaluation environment, one model after the other."""
     config = job.config
     for name in job.models:
         # `shut_down` destroys the process group after each model, so create the group again
@@ -131,9 +131,10 @@ def evaluate(
     """Play each fixed prompt `samples` times with a policy.
 
     The sampling noise of each game has its own fixed seed.
-    Returns: the metrics of `score` and the entropy; the trajectories in the order of the prompts.
-        The entropy is the mean over the response tokens, in nats, at eval_temperature. If
-        eval_temperature is 0 (greedy decoding), the entropy is computed at temperature 1."""
+    Returns: the metrics, and the trajectories in the order of the prompts. The metrics are those
+        that `score` computes, and the entropy. The entropy is the mean over the response tokens, in
+        nats, at eval_temperature. If eval_temperature is 0 (greedy decoding), the entropy is
+        computed at temperature 1."""
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
     sync_weights(engine, policy)
     name = f"eval {config.eval_split}"
@@ -165,9 +166,9 @@ def evaluate(
 
 
 def play_references(config: Config) -> dict[str, dict[str, Scores]]:
-    """Score the reference players that each environment supports.
+    """For each evaluation environment, score the reference players that it supports.
 
-    Returns: environment -> name of the row -> scores."""
+    Returns: for each environment, a dict that maps the name of a row to its scores."""
     scores = {}
     for env in scored_envs(config):
         players = [player for player in PLAYERS if not missing_method(make_env(env), player)]
@@ -178,7 +179,7 @@ def play_references(config: Config) -> dict[str, dict[str, Scores]]:
 def reference_rows(
     config: Config, players: Iterable[str] = PLAYERS, samples: int = 1
 ) -> dict[str, Scores]:
-    """Return the scores of the reference players, by the name of the row in the table."""
+    """Score the reference players. Return a dict that maps the name of a row to its scores."""
     rows = {}
     for name, settings in reference_settings(config, players).items():
         player = name.split(",")[0]  # "optimal, 2 a turn" -> "optimal"
@@ -188,12 +189,12 @@ def reference_rows(
 
 
 def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict[str, Config]:
-    """Return the rows of reference players in the table: name of the row -> settings of its games.
+    """Return a dict that maps the name of a reference player's row to the settings of its games.
 
     In a "closed loop" row the player has one action a turn and enough turns for all actions, so the
     player sees the result of each action. The optimal player also has rows with the policy's limit
-    on turns and at most 1, 2 or 5 actions a turn. Rows with more actions a turn than the policy may
-    take are omitted."""
+    on turns and at most 1, 2 or 5 actions a turn. A row is omitted if it allows more actions a turn
+    than the policy may take."""
     closed_loop = replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
     rows = {f"{player}, closed loop": closed_loop for player in players}
     if "optimal" in players:

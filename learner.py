@@ -29,7 +29,7 @@ FIRST_LOSS_SCALE = 2.0**16
 
 
 class Learner:
-    """Policy, critic, their optimizers and, with kl_coef > 0, the frozen reference model."""
+    """Holds policy, critic, their optimizers, and the frozen reference model (if kl_coef > 0)."""
 
     def __init__(self, config: Config, model, tokenizer, ref_model=None):
         self.config = config
@@ -37,8 +37,8 @@ class Learner:
         self.device = model.device
         self.dtype = pick_dtype(config.dtype, model.device)
         self.step = 0  # finished iterations
-        # Optimizer steps skipped since the last one that was taken. Skips that only lower the loss
-        # scale of float16 do not count.
+        # The number of optimizer steps skipped since the last step that was taken. A skipped step
+        # that only lowers the loss scale of float16 does not count.
         self.bad_steps = 0
         # what an estimator keeps between iterations: numbers, texts, lists, dicts (saved as JSON)
         self.estimator_state: dict = {}
@@ -46,7 +46,7 @@ class Learner:
         self.loss_scale = FIRST_LOSS_SCALE if self.dtype == torch.float16 else 1.0
         self.mesh = parallel.make_mesh(self.device)
         if config.lora_rank:
-            # before the critic copies the model, so that the critic has adapters, too
+            # Add LoRA before the critic copies the model, so that the critic has adapters, too.
             add_lora(model, config.lora_rank, config.seed)
         critic = None
         if config.estimator in CRITIC_ESTIMATORS:
@@ -79,9 +79,10 @@ class Learner:
         )
 
     def schedule_learning_rates(self) -> dict[str, float]:
-        """Set the learning rates of the current iteration. Returns: setting name -> learning rate.
+        """Set the learning rates of the current iteration.
 
-        Each rate falls linearly from its first value towards `final_lr` times this value."""
+        Each rate falls linearly from its first value towards `final_lr` times its first value.
+        Returns: a dict that maps the name of a setting to its learning rate."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
         settings = {"policy": "learning_rate", "critic": "critic_lr"}
@@ -94,7 +95,7 @@ class Learner:
     def clip_gradients(self) -> dict[str, Tensor]:
         """Divide the gradients by the loss scale, and clip their norms.
 
-        Returns: name of the module -> gradient norm before clipping."""
+        Returns: a dict that maps the name of a module to its gradient norm before clipping."""
         norms = {}
         for name, module in self.modules.items():
             if self.loss_scale != 1:
@@ -105,10 +106,10 @@ class Learner:
         return norms
 
     def handle_skipped_step(self, metrics_are_finite: bool) -> None:
-        """Handle an optimizer step that is skipped, because a metric or the gradient is not finite.
+        """Handle an optimizer step that is skipped because a metric or the gradient is not finite.
 
-        If only the gradient is not finite and the loss scale is above 1, the scale is halved,
-        because the scaled gradient was too large for float16. Any other skipped step counts as bad.
+        If the metrics are finite and the loss scale is above 1, the scaled gradient was too large
+        for float16, so the scale is halved. Any other skipped step counts as bad.
 
         Raises: UserError after max_bad_steps bad steps in a row."""
         iteration = self.step + 1
@@ -139,7 +140,7 @@ def build_learner(config: Config, device: torch.device) -> tuple[Learner, Engine
     if config.kl_coef:
         ref_model, _ = load_model(config.model, device=device)
     chat = Chat(tokenizer)
-    # Make the engine before FSDP2 shards the model: the torch engine copies the whole model.
+    # The torch engine copies the whole model, so make the engine before FSDP2 shards the model.
     engine = make_engine(config, model, chat)
     learner = Learner(config, model, tokenizer, ref_model)
     if parallel.world_size() > 1:

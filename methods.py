@@ -1,8 +1,8 @@
-"""Methods that RAGEN's papers and training script do not have, as pure functions.
+"""Pure functions for methods that RAGEN's papers and training script do not have.
 
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
 methods here are off by default. In the list below, the setting in brackets turns the method on.
-Only turn_ppo is no setting: it is a value of the setting `estimator`. The docstring of a method's
+Only turn_ppo is not a setting, but a value of the setting `estimator`. The docstring of a method's
 first function states the source of the method ("Source"). The words "has an effect if" state the
 condition under which the method changes anything. The words "can have an effect if" mean that the
 condition alone is not enough. docs/methods.md says where a new estimator goes.
@@ -14,14 +14,14 @@ condition alone is not enough. docs/methods.md says where a new estimator goes.
     Turn-PPO          has one value and one step of GAE for each turn [turn_ppo]
     GSPO              clips the geometric mean of the ratios of a segment [sequence_ratio]
     IcePop            drops tokens whose ratio to the engine is extreme [importance_floor]
-    sequence mask     drops segments with mean A < 0 whose mean ratio is low [sequence_mask]
+    sequence mask     drops segments with mean A < 0 and a low mean ratio [sequence_mask]
     DPPO-TV           drops tokens whose probability moved too far in A's direction [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn (setting `segment`). With context_turns a segment is always a
 turn. The word "sequence" has three meanings. In papers, and in the names `sequence_ratio` and
-`sequence_mask`, it is a segment. In the names of `aggregation` ("seq_mean_..."), it is a
-trajectory. Elsewhere in this code, it is the tokens that the model reads as one text.
+`sequence_mask`, it means a segment. In the values of `aggregation` ("seq_mean_..."), it means a
+trajectory. Elsewhere in this code, it means the tokens that the model reads as one text.
 """
 
 from collections.abc import Hashable, Sequence
@@ -52,20 +52,24 @@ def shape_rewards(
 
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
-      divided by `max_reward` and capped at 0.99. A success sets it to 1.
-    - "balanced": the same progress, but each increase is held back until the next payment. Of the
-      turns with a positive reward, the second, the fourth, and so on have a payment. The last turn
-      of the game always has a payment.
+      divided by `max_reward` and capped at 0.99. A success sets progress to 1.
+    - "balanced": the same progress, but each increase is held back until the next payment. Every
+      second turn with a positive reward (the 2nd, the 4th, ...) has a payment. The last turn of the
+      game always has a payment.
     - "plan": (distance before the turn - distance after it) / initial distance. The distance of a
-      state is the length of its best plan, and 0 after a success. For a state without a plan, the
-      distance is 1 if it is the first state, and otherwise twice the initial distance.
+      state is the length of its best plan, and 0 after a success. Without a plan, the first state
+      has distance 1, and a later state has twice the initial distance.
 
-    The method can have an effect on games without an error if reward_density is not "native". If a
-    game pays 1 for a success and nothing else, only "plan" changes the rewards.
-    Args: rewards, one from the environment for each turn; density, see above; max_reward, the
-        largest total reward of a success; plan_lengths, only for "plan", the length of the best
-        plan before the first turn and after each turn, 0 for a state without a plan.
-    Raises: ValueError for another density.
+    The method can have an effect if reward_density is not "native". It leaves the rewards of games
+    with an error unchanged. If a game's only reward is 1 for a success, only "plan" changes the
+    rewards.
+    Args:
+        rewards: the environment's reward of each turn.
+        density: "sparse", "dense", "balanced" or "plan".
+        max_reward: the largest total reward of a success.
+        plan_lengths: needed only for "plan". The length of the best plan from the first state, then
+            from the state after each turn. A state without a plan has length 0.
+    Raises: ValueError for an unknown density.
     Source: arXiv 2510.01132. "plan" is not in the paper.
     >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
     [0.5, 0.0, 0.5]
@@ -127,14 +131,14 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
     In a group without variance, all scores are equal. In GRPO all advantages of the group are then
-    0, so the group is of no use. So `train.collect_rollouts` samples further groups. It does so
-    with every estimator, not only with GRPO. There are at most sampling_rounds rounds, the first
-    one included. A further round samples only the missing groups. DAPO samples whole batches and
-    drops surplus groups.
+    0, so the group is of no use. So `train.collect_rollouts` samples further groups, until
+    num_groups groups have variance. It does so with every estimator, not only with GRPO. There are
+    at most sampling_rounds rounds, the first one included. A further round samples only the missing
+    groups. DAPO samples whole batches instead, and drops surplus groups.
 
     The method has an effect if sampling_rounds is above 1 and a group has an error or no variance.
-    Args: std (P,), of the scores of each group so far, 0 for a group with an error; num_groups, the
-        wanted number of groups.
+    Args: std (P,), the std of the scores in each group so far, or 0 if the group has an error;
+        num_groups, the wanted number of groups with variance.
     Source: DAPO, arXiv 2503.14476, equation 11. DAPO counts a group if it has right and wrong
         answers; this function counts a group if its scores differ.
     >>> num_missing_groups(torch.tensor([0.5, 0.0, 0.0]), num_groups=3)
@@ -144,11 +148,11 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
 
 
 def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
-    """Dynamic sampling: choose the groups that the group filter sees, at most num_groups.
+    """Dynamic sampling: choose at most num_groups groups for the group filter.
 
     The first groups with variance are chosen. The first groups without variance fill the places
     that are left.
-    Returns: indices of groups (<= num_groups,) int64, ascending.
+    Returns: the indices of the chosen groups, ascending, (<= num_groups,) int64.
     >>> candidate_groups(torch.tensor([0.5, 0.0, 0.0, 0.7]), num_groups=3).tolist()
     [0, 1, 3]
     """
@@ -164,7 +168,7 @@ def without_void_turns(has_void_turn: Sequence[bool]) -> list[int]:
     neither code nor an answer, and ends the game.) Trajectories with a void turn are not trained
     on, but their scores stay in the baselines of their groups.
 
-    The method has an effect if a trajectory that the filter keeps has a void turn.
+    The method has an effect if the filter keeps a trajectory with a void turn.
     Args: has_void_turn, one entry for each trajectory that the filter keeps.
     Source: SimpleTIR, arXiv 2509.02479, the loss mask of the paper's code.
     >>> without_void_turns([False, True, False])
@@ -186,19 +190,19 @@ def gigpo_advantages(
     estimator: str,
     gamma: float,
 ) -> Tensor:
-    """GiGPO's second advantage: compare each turn with the turns of its group in the same state.
+    """GiGPO's second advantage: compare the turns of a group that start in the same state.
 
-    A_k = (G_k - mean) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
-    over the n turns of the group that start in the state of turn k. `Config` allows GiGPO with
-    three estimators only, and F depends on the estimator:
+    A_k = (G_k - mean) / F, where G_k = sum_{j >= k} gamma^(j - k) r_j is the return-to-go of turn
+    k. In the group, n turns start in the state of turn k. The mean is over their n returns-to-go.
+    `Config` allows GiGPO with three estimators only, and F depends on the estimator:
 
         grpo     std of these n returns + 1e-6
         dr_grpo  1
         rloo     (n - 1) / n
 
-    For n = 1, A_k is 0. All tokens of a turn share its A_k. `train.estimate_advantages` adds w A_k
-    (w is state_weight) to GiGPO's first advantage, which the estimator computes for the trajectory
-    or, with turn_level, for the turn.
+    For n = 1, A_k is 0. All tokens of a turn share its A_k. `train.estimate_advantages` adds
+    state_weight * A_k to GiGPO's first advantage. The estimator computes the first advantage for
+    the trajectory or, with turn_level, for the turn.
 
     The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
     different times of the game are compared. For the first advantage, the mean and std of a
@@ -207,11 +211,12 @@ def gigpo_advantages(
 
     The method can have an effect on a turn if another turn of the group starts in the same state.
     First turns always share their state, because a group has one start state.
-    Args: states, one key for each of the K turns: two turns of a group have equal keys if they
-        start in the same state; estimator, one of the three above; gamma, discount from turn to
-        turn; the others as for `starpo.trajectory_advantages`.
+    Args: states, the keys of the K states in which the turns start; estimator, "grpo", "dr_grpo"
+        or "rloo"; gamma, the discount from turn to turn; all other arguments as for
+        `starpo.trajectory_advantages`.
     Returns: (R,), at least float32.
-    Source: GiGPO, arXiv 2505.10978, equations 5 to 8. The paper has gamma 0.95 and w = 1.
+    Source: GiGPO, arXiv 2505.10978, equations 5 to 8. The paper has gamma 0.95 and
+        state_weight 1.
     >>> rewards, group_ids = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])
     >>> options = dict(estimator="dr_grpo", gamma=0.5)
     >>> states = ["a", "b", "a"]
@@ -239,10 +244,10 @@ def turn_ppo_advantages(
     """Turn-PPO: GAE over turns. All tokens of a turn share its advantage and its return.
 
     A turn is one step. Its reward is the sum of the rewards of its tokens. Its value is V at its
-    first token, where the critic sees the new observation, but nothing of the reply. Turn-PPO does
-    not change PPO's ratio and clip: each token has its own ratio or, with sequence_ratio=True, each
-    segment has one. A turn of L tokens has L terms in the policy loss and in the value loss, each
-    weighted by `starpo.token_weights`.
+    first token. There the critic sees the new observation, but nothing of the reply. Turn-PPO does
+    not change PPO's ratio and clip: each token has its own ratio. With sequence_ratio=True, each
+    segment has its own ratio. A turn of L tokens has L terms in the policy loss, and L terms in the
+    value loss. Each term is weighted by `starpo.token_weights`.
 
     The method has an effect even in games of one turn, but turn_gamma and turn_lam matter only in
     games of two turns or more. Turn-PPO ignores gamma and lam. With mask_observations=False, a turn
@@ -269,8 +274,9 @@ def turn_ppo_values(values: Tensor, turn_ids: Tensor) -> Tensor:
     """Turn-PPO: give each token the value at the first token of its turn.
 
     Only the value at the first token gets a gradient.
-    Args: values (R,), of tokens, with or without gradient; turn_ids (R,) int64: the tokens of a
-        turn are consecutive and have the same number. Returns: (R,).
+    Args: values (R,), one for each token, with or without gradient; turn_ids (R,) int64, the number
+        of each token's turn. The tokens of a turn are consecutive.
+    Returns: (R,).
     >>> turn_ppo_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7])).tolist()
     [1.0, 1.0, 3.0]
     """
@@ -285,29 +291,30 @@ def turn_ppo_values(values: Tensor, turn_ids: Tensor) -> Tensor:
 
 
 def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) -> Tensor:
-    """GSPO: return the log of the ratio s of a segment, for each token of the segment.
+    """GSPO: give each token the log of the ratio s of its segment.
 
-    s = exp(mean_t (log pi(y_t) - log pi_old(y_t))) is the geometric mean of the ratios of the
-    tokens of a segment. This function computes the log of the paper's token form
+    s = exp(mean_t (log pi(y_t) - log pi_old(y_t))) is the geometric mean of the tokens' ratios in a
+    segment. This function computes log s_t, where s_t is the paper's token form of s:
 
         s_t = sg(s) pi(y_t) / sg(pi(y_t)),  where sg stops gradients.
 
     The value of s_t is s, and its gradient is s grad log pi(y_t). The loss has the gradient of the
-    paper's sequence form under three conditions: segments are trajectories; all tokens of a
-    trajectory have one advantage; aggregation is "seq_mean_token_mean". GSPO has no weights of
-    single tokens, so `train.clipped_loss` leaves out `starpo.importance_weights`.
+    paper's sequence form if segments are trajectories, all tokens of a trajectory have the same
+    advantage, and aggregation is "seq_mean_token_mean". GSPO has no importance weights of single
+    tokens, so `train.clipped_loss` leaves out `starpo.importance_weights`.
 
     In the first optimizer step of an iteration, s is nearly 1, so the ratio usually has an effect
-    only from the second step on. By default the engine gives the old log-probs. With the engine's
-    log-probs, rounding to 16 bits in engine or trainer can take s out of the paper's narrow clip
-    range, [1 - 3e-4, 1 + 4e-4], in the first step already. So config/methods/gspo.py lets the
-    trainer give the old log-probs (recompute_old_logprobs). With the trainer's log-probs, s leaves
-    out the difference between engine and trainer. GSPO cannot correct for this difference, because
-    it has no importance weights.
+    only from the second step on. By default the engine gives the old log-probs. If engine or
+    trainer is in 16 bits, rounding can then push s out of the paper's narrow clip range,
+    [1 - 3e-4, 1 + 4e-4], even in the first step. So config/methods/gspo.py lets the trainer give
+    the old log-probs (recompute_old_logprobs). With the trainer's log-probs, s does not include the
+    difference between engine and trainer. GSPO has no importance weights, so it cannot correct for
+    this difference.
 
-    `starpo.bound_log_ratio` clamps log s to [-20, 20] nats (verl: to at most 10).
-    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64: the
-        tokens of a segment are consecutive and have the same number. Returns: (R,), with gradient.
+    `starpo.bound_log_ratio` clamps log s to [-20, 20] nats. verl caps log s at 10, without a floor.
+    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, the
+        number of each token's segment. The tokens of a segment are consecutive.
+    Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
     >>> new, old = torch.tensor([0.5, 0.0, 1.0]), torch.tensor([0.0, 0.0, 0.0])
     >>> gspo_log_ratio(new, old, torch.tensor([0, 0, 1])).tolist()
@@ -315,20 +322,21 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     """
     difference = logprobs.detach() - old_logprobs  # (R,)
     mean = _segment_means(difference, segment_ids)  # (R,)
-    log_ratio = mean + (logprobs - logprobs.detach())  # value of mean, gradient of logprobs
+    # log_ratio has the value of `mean` and the gradient of `logprobs`
+    log_ratio = mean + (logprobs - logprobs.detach())  # (R,)
     return starpo.bound_log_ratio(log_ratio)
 
 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
-    """IcePop: return False for tokens to drop, whose pi / pi_engine is outside of [floor, cap].
+    """IcePop: return True where pi / pi_engine is in [floor, cap]. Tokens with False are dropped.
 
     The method can have an effect if pi and pi_engine differ. If pi_old is pi_engine (the default),
-    PPO's clip already stops the gradient of a high ratio with A > 0 and of a low ratio with A < 0.
-    The mask [0.5, 5] stops the gradient in the other two cases: a ratio below 0.5 with A > 0, and a
-    ratio above 5 with A < 0. INTELLECT-3 masks by the same ratio, but does not clip; here PPO's
-    clip stays on. Ring-1T masks by the ratio pi_old / pi_engine.
+    PPO's clip already stops the gradient if the ratio is high and A > 0, or if the ratio is low and
+    A < 0. The mask [0.5, 5] stops the gradient in the other two cases: a ratio below 0.5 with
+    A > 0, and a ratio above 5 with A < 0. INTELLECT-3 also masks by pi / pi_engine, but does not
+    clip. Here PPO's clip stays on. Ring-1T masks by the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
-    Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
+    Source: Ring-1T, arXiv 2510.18855, and INTELLECT-3, 2512.16144, equation 1, both with [0.5, 5].
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
     >>> icepop_mask(new, engine, floor=0.5, cap=5.0).tolist()
     [True, False]
@@ -344,11 +352,12 @@ def sequence_mask(
     segment_ids: Tensor,
     bound: float,
 ) -> Tensor:
-    """Return False for the tokens of bad segments that the policy has moved away from, else True.
+    """Return False for all tokens of a segment that is bad and that the policy has moved away from.
 
-    A segment is bad if the mean advantage of its tokens is below 0. The policy has moved away from
-    a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. Tokens
-    with False are dropped from the sum in `starpo.ppo_loss`, but stay in its denominator.
+    All other tokens get True. A segment is bad if the mean advantage of its tokens is below 0. The
+    policy has moved away from a segment if the geometric mean of pi / pi_engine over its tokens is
+    below the bound. Tokens with False are dropped from the sum in `starpo.ppo_loss`, but stay in
+    its denominator.
 
     The method can have an effect if pi and pi_engine differ. They differ from the second optimizer
     step of an iteration on, because each step changes pi. If engine or trainer is in 16 bits,
@@ -356,7 +365,7 @@ def sequence_mask(
     Args: log-probs (R,), nats; advantages (R,); segment_ids, see `gspo_log_ratio`; bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
-        takes pi / pi_old, and leaves dropped tokens out of the denominator.
+        uses pi / pi_old instead, and leaves dropped tokens out of the denominator.
     >>> new, engine = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-0.5, -0.9, -0.9])
     >>> numbers = torch.tensor([0, 0, 1])
     >>> sequence_mask(new, engine, torch.tensor([-1.0, -1.0, -1.0]), numbers, 0.8).tolist()
@@ -397,16 +406,16 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     """ECHO: compute the mean cross-entropy of the tokens between replies.
 
     All tokens between two replies count, including the marks of the chat format. The first prompt
-    does not count. RAGEN v1's mask (mask_observations=False) puts observation tokens into the
-    policy loss instead, where they get advantages like response tokens.
+    does not count. In RAGEN v1 (mask_observations=False), observation tokens are in the policy loss
+    instead, and get advantages like response tokens.
 
     The method has an effect if trajectories have several turns, context_turns is 0 and
-    mask_observations is True. With context_turns above 0, each turn is a sequence of its own, and
-    its prompt is a first prompt. With mask_observations=False, no observation tokens are left,
-    because they count as response tokens.
+    mask_observations is True. With context_turns above 0, each turn is a sequence of its own, so
+    every prompt is a first prompt and does not count. With mask_observations=False, no observation
+    tokens are left, because they count as response tokens.
     Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling
         temperature, with gradient; num_observation_tokens, the number of observation tokens in the
-        whole mini-batch, so that the losses of micro-batches add up.
+        whole mini-batch. With this denominator, the losses of micro-batches add up.
     Returns: scalar, nats, which the caller multiplies by observation_coef (0.1 in prime-rl).
     Source: ECHO, arXiv 2605.24517.
     >>> echo_loss(torch.tensor([-1.0, -3.0]), num_observation_tokens=4).item()

@@ -1,4 +1,4 @@
-"""Parses mixtures and curricula of environments: env='A + 2*B' and env='A @50 > B'.
+"""Parses mixtures of environments (env='A + 2*B') and curricula (env='A @50 > B').
 
 A spec is the text of one environment with its options, such as frozenlake:size=5. A spec that
 contains a separator (SIGNS) must stand in quotes: env="'/my games/doors.py:Doors' + B".
@@ -23,11 +23,11 @@ class Stage(NamedTuple):
     """One stage of a curriculum."""
 
     end: float  # the first iteration after the stage; inf for the last stage
-    shares: dict[str, float]  # spec -> probability that a group plays it; they sum to 1
+    shares: dict[str, float]  # maps a spec to the probability that a group plays it; the sum is 1
 
 
 def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
-    """The environments at an iteration of a curriculum, with the probability of each.
+    """Return the environments at an iteration of a curriculum, each with its probability.
 
     'A + 2*B' draws A or B for each group, with probability 1/3 and 2/3. 'A @50 > B' is A in
     iterations 0 to 49, then B.
@@ -36,12 +36,12 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
         text: the setting `env` or `eval_env`.
         iteration: the number of finished iterations; None for the last stage.
     Returns:
-        spec -> probability.
+        a dict that maps each spec to its probability.
     Raises:
         UserError if a stage before the last has no @N, if the last stage has an @N, if the first
-            N is 0, or if an N is not above the N before it. UserError also if an environment is
-            missing or refused by `make_env`, if a weight is 0, or if a path lacks the quotes that
-            it needs.
+            N is 0, or if an N is not above the N before it. UserError is also raised if an
+            environment is missing, if `make_env` refuses one, if a weight is 0, or if a path needs
+            quotes and has none.
     >>> mixture_at("frozenlake @50 > sokoban + 3*bandit", 50)
     {'sokoban': 0.25, 'bandit': 0.75}
     """
@@ -53,7 +53,7 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
 
 @lru_cache
 def env_specs(*texts: str) -> tuple[str, ...]:
-    """The specs of all environments in curricula, without repetition."""
+    """Return the specs of all environments in the curricula `texts`, each spec once."""
     specs = {}  # a dict keeps the order, a set does not
     for text in texts:
         for stage in _parse_stages(text) if text else ():
@@ -71,7 +71,7 @@ def scored_envs(config: Config) -> list[str]:
 
 
 def specs_that_run_programs(text: str) -> list[str]:
-    """The specs of environments that can run programs or read files.
+    """Return the specs of those environments of a curriculum that can run programs or read files.
 
     No environment is built, because building one could run a program.
 
@@ -107,7 +107,7 @@ def _parse_stages(text: str) -> list[Stage]:
 
 
 def _check_quotes(text: str) -> None:
-    """Raise UserError if a text begins with a path that lacks the quotes that it needs.
+    """Raise UserError if a text begins with a path that needs quotes and has none.
 
     The path of an existing Python file needs quotes if the path contains a separator (SIGNS).
     """
@@ -124,7 +124,7 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
     """Spec -> share: 'A + 2*B' gives {A: 1/3, B: 2/3}."""
     weights = _weights_in(mixture, text)
     for spec in weights:
-        make_env(spec)  # raises for an unknown environment
+        make_env(spec)  # raises UserError for an unknown environment or a wrong option
     total = sum(weights.values())
     return {spec: weight / total for spec, weight in weights.items()}
 
@@ -142,7 +142,7 @@ def _weights_in(mixture: str, text: str) -> dict[str, float]:
         if weight == 0:
             raise UserError(
                 f"{part.strip()!r} in env={text!r} must be ENV or WEIGHT*ENV with a weight above "
-                "0; put an ENV with a space or one of + * @ > in quotes"
+                "0; an ENV that contains a space, +, *, @ or > must be in quotes"
             )
         spec = part[match.start(2) : match.end(2)]
         weights[spec] = weights.get(spec, 0.0) + weight

@@ -1,11 +1,12 @@
 """Policy and critic: Hugging Face models that run on packed sequences.
 
-The input of a forward is one row of tokens of several sequences (packing.py), and a *layout* object
-that computes attention. The layout is `PackedLayout` in policy and critic, and `_CacheLayout` in
-the torch engine. The policy computes log-probs one chunk of the vocabulary at a time, so it never
-holds the full logits.
+A forward gets one row, which holds the tokens of several sequences (packing.py). The forward also
+gets a *layout* object, which computes the attention. Policy and critic use a `PackedLayout`, and
+the torch engine uses a `_CacheLayout`. The policy computes log-probs one chunk of the vocabulary at
+a time, so it never holds the full logits.
 
-Shapes: T tokens in a row, R of them response tokens; hidden size H, head size D, vocabulary size V.
+Shapes: a row has T tokens, of which R are response tokens. H is the hidden size, D the head size,
+and V the vocabulary size.
 """
 
 from configurator import UserError
@@ -38,13 +39,13 @@ from utils.precision import product_in_float32
 # the processor's cache. On a GPU, large chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 # torch.compile keeps at most this many versions of one function; further versions run uncompiled.
-# The versions of Qwen3's norms differ in three things: width (hidden states or heads), trained or
-# frozen weights, and gradients on or off. So the norms need up to 2 x 2 x 2 = 8 versions, and
-# torch's default limit, 8, leaves no room for another version.
+# The versions of Qwen3's norms differ in width (hidden states or heads), weights (trained or
+# frozen) and gradients (on or off). So the norms need up to 2 x 2 x 2 = 8 versions, and torch's
+# default limit, 8, leaves no room for another version.
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # no bars for loading and saving, which take only seconds
-enable_progress_bars()  # bars for downloads; the line above disabled them, too
+enable_progress_bars()  # shows bars for downloads again; the line above hid them, too
 
 
 # ---------- policy and critic
@@ -71,9 +72,9 @@ class Policy(nn.Module):
         """Compute the log-probs of the response tokens under softmax(logits / temperature).
 
         Returns: logprobs (R,) of the response tokens, and entropy (R,) of the softmax at each
-            response token. Both are float32, in nats. If the batch has an `observation_index` (only
-            with the method ECHO), logprobs and entropy are (R + O,): R values at the response
-            tokens, then O values at the O observation tokens.
+            response token. Both are float32, in nats. The batch has an `observation_index` only
+            with the method ECHO. Then logprobs and entropy have shape (R + O,). The R response
+            tokens come first, then the O observation tokens.
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
         # The state at index i - 1 predicts token i. index_select is faster than hidden[index],
@@ -139,7 +140,7 @@ def packed_hidden(backbone: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 def _attention(module, query, key, value, attention_mask, *, layout, scaling, **_):
-    """Compute the attention of a layer with the layout object. transformers calls this function.
+    """Let the layout object compute the attention of a layer. transformers calls this function.
 
     Args: query (1, heads, T, D); key and value (1, kv_heads, T, D).
     Returns: output (1, T, heads, D), and None in place of the attention weights.
@@ -189,8 +190,8 @@ def chunked_logprobs(
     Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
     """
     device_type = hidden.device.type
-    # Autocast converts the factors of a product in the forward, but not in the backward, which runs
-    # outside of autocast. This cast gives the factors one type in both passes.
+    # In the forward, autocast converts the factors of a matrix product to one type. The backward
+    # runs outside of autocast. With this cast, the factors have one type in both passes.
     if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
     chunk_size = chunk_size or CHUNK_SIZES[device_type]
@@ -245,11 +246,11 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperature: float,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the log-probs and entropies by an online softmax.
+        """Compute the log-probs and entropies with an online softmax.
 
         `total` and `moment` are sums relative to m, the largest z so far (the class docstring
-        defines z). If a chunk raises m to m', `total` and `moment` are made relative to m' with
-        shift = m - m', before the terms of the chunk are added.
+        defines z). If a chunk raises m to m', both sums are first made relative to m', with
+        shift = m - m'. Then the terms of the chunk are added.
         """
         lowest = torch.finfo(torch.float32).min
         maximum = torch.full(targets.shape, lowest, device=hidden.device)  # m
@@ -287,7 +288,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # (V, H)
         chunks = _vocab_chunks(hidden, weight, targets, ctx.temperature, ctx.chunk_size)
         for chunk in chunks:
-            # The steps to dL/dz work in place, so they need only two (R, C) tensors.
+            # dL/dz is computed in place, so this needs only two (R, C) tensors.
             logp = chunk.logits.sub_(maximum[:, None]).sub_(log_total[:, None])
             p = logp.exp()
             grad_z = logp.add_(entropy[:, None]).mul_(grad_entropy[:, None])
@@ -310,8 +311,8 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
 
     In every linear layer of the blocks, W x becomes W x + (alpha / rank) B A x. The matrix A (rank,
     in) is drawn at random from `seed`, and the matrix B (out, rank) starts at zero. Only A and B
-    are trained. alpha equals rank. lm_head gets no adapter: `Policy` reads lm_head.weight directly,
-    so an adapter would have no effect.
+    are trained. alpha equals rank. lm_head gets no adapter. An adapter would have no effect there,
+    because `Policy` reads lm_head.weight directly.
 
     Raises: UserError if the rank is larger than the hidden size of the model.
     """
@@ -320,7 +321,8 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
             f"lora_rank is {rank}, more than the model's hidden size, {model.config.hidden_size}; "
             "lower it"
         )
-    from peft import LoraConfig, inject_adapter_in_model  # takes a second, so only with LoRA
+    # This import takes a second, so a run without LoRA skips it.
+    from peft import LoraConfig, inject_adapter_in_model
 
     torch.manual_seed(seed)  # every process under torchrun must draw the same matrices A
     settings = LoraConfig(
@@ -337,10 +339,10 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for the setting "auto" (cuda if there is a GPU), "cpu" or "cuda".
+    """Return the device for the setting "cpu", "cuda" or "auto" (cuda if there is a GPU, else cpu).
 
-    Raises: UserError if the setting is "cuda" and torch finds no GPU, or if the setting is not
-        "cpu" and the driver is too old.
+    Raises: UserError if torch finds no GPU for the setting "cuda", or if the driver is too old for
+        "cuda" or "auto".
     """
     has_gpu = torch.cuda.is_available()
     if name != "cpu" and not has_gpu:

@@ -5,7 +5,7 @@ continues. A token attends to every token in the context of its piece. In its ow
 attends to itself and to the tokens before it. So a prompt that several sequences share is computed
 once, except its last token. The model predicts a response token from the token before it in the
 row. So the last prompt token must stand directly before each response to the prompt, and each
-sequence has its own copy of this token. Example: two responses A A and B to the prompt P P P p.
+sequence has its own copy of this token. Example: responses `A A` and `B` to the prompt `P P P p`.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
@@ -38,8 +38,8 @@ except ImportError:
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # A piece with a context has more keys than queries. SDPA's causal kernels need as many queries as
-# keys, so such a kernel gets the queries of the context, too. If a piece has fewer than this many
-# keys for each of its own queries, a causal kernel is faster than SDPA with a mask (see
+# keys, so such a kernel also gets the queries of the context. If the ratio of a piece's keys to its
+# own queries is below MAX_CAUSAL_RATIO, a causal kernel is faster than SDPA with a mask (see
 # `PackedLayout.masks`).
 MAX_CAUSAL_RATIO = 1.4
 
@@ -73,15 +73,15 @@ class PackedBatch:
     lengths: list[int]  # number of tokens in each piece; they sum to T
     # for each piece, the indices of the pieces in its context, in row order
     contexts: list[tuple[int, ...]]
-    # (R,) int64, row indices of response tokens. No piece begins with a response token, so the
-    # token at row index - 1 also precedes the response token in the sequence
+    # (R,) int64, row indices of response tokens. No piece begins with a response token, so a
+    # response token has the same token before it in the row (at index - 1) as in its sequence
     response_index: Tensor
     # (O,) int64, row indices of observation tokens; None if `pack` got observations=False
     observation_index: Tensor | None = None
 
     @property
     def predicted_index(self) -> Tensor:
-        """The row indices of the tokens whose log-probs `Policy` computes, (R,) or (R + O,)."""
+        """Row indices of the tokens whose log-probs `Policy` computes. Shape: (R,) or (R + O,)."""
         if self.observation_index is None:
             return self.response_index
         return torch.cat([self.response_index, self.observation_index])
@@ -131,7 +131,7 @@ def pack(
     The first piece holds the tokens with which all first prompts begin. Adjacent sequences with the
     same first prompt (members of a group) share another piece, the rest of that prompt. But no
     shared piece holds the last token of a first prompt. That token and all later tokens of a
-    sequence are one piece, which the sequence does not share.
+    sequence are one piece, which belongs to this sequence alone.
 
     Args:
         sequences: at least one. Sequences with the same first prompt must be neighbours to share
@@ -225,17 +225,17 @@ def to_device(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tenso
 
 
 def has_varlen_kernel(device: torch.device) -> bool:
-    """Whether the device can run varlen (variable-length) attention: a GPU, Ampere or newer."""
+    """Whether the device can run varlen (variable-length) attention: Ampere and newer GPUs can."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class _VarlenIndex(NamedTuple):
     """Int32 indices of the queries and keys of all pieces, for a varlen kernel."""
 
-    # Positions of the keys in the row: for each piece the keys of its context, then its own.
+    # Row indices of each piece's keys. The keys of the context come before the piece's own keys.
     keys: Tensor  # (number of keys of all pieces,)
-    query_ends: Tensor  # (pieces + 1,): 0, then the row index after each piece's last token
-    key_ends: Tensor  # (pieces + 1,): 0, then the index in `keys` after each piece's last key
+    query_ends: Tensor  # (pieces + 1,), cumulative number of queries, starting with 0
+    key_ends: Tensor  # (pieces + 1,), cumulative number of keys, starting with 0
 
 
 class PackedLayout:
@@ -243,9 +243,8 @@ class PackedLayout:
 
     All layers of the model share one `PackedLayout`, so it builds its masks or indices only once.
     In 16 bits, an Ampere or newer GPU runs one varlen kernel for the whole row. Otherwise (float32,
-    a CPU or an older GPU), each piece is one SDPA call. For each piece, the keys of the context
-    come first and the keys of the piece's own tokens last, because causal kernels and `masks` align
-    the last key with the last query.
+    a CPU or an older GPU), each piece is one SDPA call. A piece's own keys come after the keys of
+    its context, because causal kernels and `masks` align the last key with the last query.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -296,12 +295,12 @@ class PackedLayout:
 
     @cached_property
     def masks(self) -> list[Tensor | None]:
-        """For each piece, a mask (queries, keys), or None for a causal kernel without a mask.
+        """Each piece's mask of shape (queries, keys), or None for a causal kernel without a mask.
 
         A causal kernel computes only half of the scores, but needs as many queries as keys. For a
         piece without a mask, `attend_pieces` therefore also gives the kernel the queries of the
-        context, and drops the outputs of these queries. If a piece has fewer than MAX_CAUSAL_RATIO
-        keys for each of its own queries, a causal kernel is faster than SDPA with a mask.
+        context, and drops the outputs of these queries. If the ratio of a piece's keys to its own
+        queries is below MAX_CAUSAL_RATIO, a causal kernel is faster than SDPA with a mask.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):
@@ -323,7 +322,7 @@ class PackedLayout:
         sizes = (index.query_ends, index.key_ends, *max_lengths)
         if flash_attn_varlen_func:
             return flash_attn_varlen_func(q, k, v, *sizes, softmax_scale=scale, causal=True)
-        causal = (-1, 0)  # a query sees every key up to its own, none after
+        causal = (-1, 0)  # a query sees its own key and all earlier keys, but no later key
         if VARLEN_HAS_GQA:
             return varlen_attn(q, k, v, *sizes, scale=scale, window_size=causal, enable_gqa=True)
         group_size = q.shape[1] // k.shape[1]  # number of query heads per key head

@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 
 
 def rank() -> int:
-    """Return the number of this process, 0 if there is only one."""
+    """Return the rank of this process. A single process has rank 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -93,10 +93,10 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     """Return (store, this rank, number of ranks). The ranks find each other through the store.
 
     When torchrun restarts the ranks, it keeps the store (pytorch issue 135712), so a new rank could
-    read the address of a dead rank. On a single node, the keys in the store therefore get the
-    number of the restart as prefix. On several nodes the keys get no prefix, because the prefixes
-    of two nodes could differ: each node counts its own restarts. Ranks with different prefixes
-    would not find each other.
+    read the address of a dead rank. On a single node, each key in the store therefore gets the
+    number of restarts so far as its prefix. On several nodes the keys get no prefix. Each node
+    counts its own restarts, so the prefixes of two nodes could differ. Ranks with different
+    prefixes would not find each other.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -124,7 +124,7 @@ def leave_group() -> None:
 
 
 def all_gather_lists(items: Sequence[Item]) -> list[list[Item]]:
-    """Give every rank the lists `items` of all ranks, in the order of the ranks (collective)."""
+    """Return the lists `items` of all ranks, in the order of the ranks (collective)."""
     if world_size() == 1:
         return [list(items)]
     lists: list = [None] * world_size()
@@ -153,8 +153,8 @@ def all_reduce_sum(*tensors: Tensor) -> None:
 def make_mesh(device: torch.device) -> DeviceMesh:
     """Arrange the ranks in a mesh for FSDP2 (collective).
 
-    If there are several nodes with equally many ranks each, every node holds all weights, sharded
-    over its ranks (HSDP). Otherwise the weights are sharded over all ranks.
+    If there are several nodes with equally many ranks each, every node shards all weights over its
+    own ranks (HSDP). Otherwise the weights are sharded over all ranks.
     """
     ranks = world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -192,7 +192,8 @@ def stream_weights(
     """Yield the policy's full weights, one tensor at a time (collective).
 
     Every rank must exhaust the iterator, because the ranks gather each tensor together. Shards are
-    sent as `dtype`, so 16-bit types halve the traffic. LoRA is merged into the yielded weights.
+    sent as `dtype`. A 16-bit `dtype` needs half the traffic of float32. LoRA is merged into the
+    yielded weights.
 
     Yields: Hugging Face name and tensor of each weight. An LM head that is tied to the embedding is
         also yielded, under its own name, because vLLM reloads each layer by its name.
@@ -216,8 +217,8 @@ def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
     """Return the merged weight W + (alpha / lora_rank) B A, computed in float32, sharded like W.
 
     For a 16-bit `dtype` the sum is rounded at random. Rounding to the nearest number would drop
-    small changes by LoRA and often give W again. The seed of the rounding depends only on `name`
-    and, for a sharded weight, on the shard's index. So a restart repeats the rounding.
+    small changes by LoRA, so the result would often equal W. The seed of the rounding depends only
+    on `name` and, for a sharded weight, on the shard's index. So a restart repeats the rounding.
     """
     weight = linear.base_layer.weight
     merged = torch.addmm(
@@ -241,7 +242,7 @@ def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def sync_weights(engine: Engine, policy: Policy) -> None:
-    """Load the policy's weights into the engine, unless the engine has them (collective)."""
+    """Load the policy's weights into the engine, unless they are already loaded (collective)."""
     if engine.version != policy.version:
         engine.load(stream_weights(policy, engine.dtype), policy.version)
 
@@ -290,8 +291,8 @@ class MicroBatch(NamedTuple):
     """The trajectories of one forward (and backward) pass on this rank."""
 
     indices: list[int]  # positions of the trajectories in the batch; all ranks hold the same batch
-    # factor of the micro-batch's outputs, loss and metrics: 0.0 for a surplus micro-batch (see
-    # `local_micro_batches`), else 1.0
+    # The outputs, loss and metrics of the micro-batch are multiplied by this factor. The factor is
+    # 0.0 for a surplus micro-batch (see `local_micro_batches`) and 1.0 for any other.
     is_real: float
 
 
@@ -319,7 +320,7 @@ def _compute_cost(num_tokens: int) -> int:
 
 
 def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
-    """Assign trajectories to ranks, the most expensive first, each to the least loaded rank.
+    """Assign each trajectory to the least loaded rank, the most expensive trajectory first.
 
     Returns: for each rank the indices of its trajectories, ascending.
     """
@@ -352,15 +353,15 @@ def forward_sequences(
 ) -> tuple[Tensor, ...]:
     """Evaluate a policy or critic at all R response tokens, without gradient (collective).
 
-    Args: args: further arguments of `module`. A policy takes the temperature, a critic nothing.
-    Returns: on every rank, (logprobs, entropy) of a policy or (values,) of a critic. Each tensor is
-        (R,) float32, in the order of the trajectories.
+    Args: args: the temperature if `module` is a policy. A critic takes no `args`.
+    Returns: on every rank, (logprobs, entropy) of a policy or (values,) of a critic. Each tensor
+        has shape (R,) and dtype float32. The tokens are in the order of the trajectories.
     """
     lengths = [trajectory.num_response_tokens for trajectory in trajectories]
     num_tokens = sum(lengths)
     device = next(module.parameters()).device
     token_indices = torch.arange(num_tokens, device=device).split(lengths)  # by trajectory
-    results: list[Tensor] = []  # (R,) each; 0 at the tokens of other ranks
+    results: list[Tensor] = []  # each has shape (R,) and is 0 at the tokens of other ranks
     for indices, is_real in local_micro_batches(trajectories, config.micro_batch_tokens):
         batch = pack([trajectories[i] for i in indices], device)
         outputs = module(batch, *args)

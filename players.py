@@ -1,8 +1,8 @@
 """Reference players: scripted players that are scored on the same games as a policy.
 
-`random` draws an action. `greedy` follows `Env.greedy`, in most environments a simple rule.
-`optimal` follows the environment's plan (`Env.plan`). All players obey the limits on actions and
-turns.
+`random` draws an action. `greedy` follows `Env.greedy`, which is a simple rule in most
+environments. `optimal` follows the environment's plan (`Env.plan`). All players obey the limits on
+actions and turns.
 """
 
 import numpy as np

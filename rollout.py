@@ -3,7 +3,7 @@
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued. The
 policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens since
-the previous response or, with context_turns, the whole prompt.
+the previous response. If context_turns > 0, they are the whole prompt.
 
 A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
 rollouts for players that answer in text: reference players, demonstrations, API models, a human.
@@ -39,24 +39,24 @@ MAX_REWARD = 1e9  # a larger absolute reward of a turn is an error, because sums
 class Credit:
     """A turn's advantage and value, for records. Both are None unless the filter kept the group."""
 
-    advantage: float | None = None  # mean of the response tokens' advantages in the loss
-    value: float | None = None  # the critic's, at the first response token; None without a critic
+    advantage: float | None = None  # mean advantage of the response tokens, as in the loss
+    value: float | None = None  # critic's value at the first response token; None without a critic
 
 
 @dataclass
 class Turn:
     """One prompt, the response to it, and its outcome in the environment."""
 
-    # First turn: the first prompt. Later turns: the tokens since the previous response.
-    # With context_turns: the whole context of this turn, earlier responses included.
+    # In the first turn, the first prompt. In later turns, the tokens since the previous response.
+    # If context_turns > 0, the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
-    # The sampled tokens, with the end-of-turn token if it was sampled. `unmask` adds prompt tokens.
-    # An API gives no ids, only a text and the number of sampled tokens. So for an API the list is
-    # [text, "", ...], and the length of the list is the number of sampled tokens.
+    # The sampled tokens, with the end-of-turn token if it was sampled. `unmask` puts prompt tokens
+    # before them. An API gives no ids, only a text and the number of sampled tokens. So for an API
+    # the list is [text, "", ...], and the length of the list is the number of sampled tokens.
     response_ids: list[int] | list[str]
     # log pi_engine of response_ids at the sampling temperature, nats; NaN if the engine gave none
     rollout_logprobs: list[float]
-    # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
+    # environment reward (reward_density can change it) + format penalty + bonus from think_reward
     reward: float = 0.0
     text: str = ""  # the decoded response; never encoded again
     observation: str = ""  # the user message that the response answers
@@ -78,13 +78,13 @@ class Trajectory:
     status: str | None = None
     system: str = ""  # the system message
     env: str = ""  # name and options of the environment, as in the setting `env`
-    split: str = ""  # of the instance: train, eval or heldout; '' until the episode begins
+    split: str = ""  # split of the instance: train, eval or heldout; '' until the episode begins
     kept: bool | None = None  # whether the filter kept the group; None outside of training
     filter_value: float | None = None  # the value by which the filter ranked the group
 
     @property
     def ids(self) -> list[int]:
-        """All tokens, prompts and responses, in their order."""
+        """The tokens of all prompts and responses, in their order."""
         ids = []
         for turn in self.turns:
             ids += turn.prompt_ids
@@ -111,7 +111,7 @@ class Trajectory:
 
     @property
     def has_void_turn(self) -> bool:
-        """Whether a turn executed no action."""
+        """Whether at least one turn executed no action."""
         return any(turn.record.num_actions == 0 for turn in self.turns)
 
     @property
@@ -172,16 +172,16 @@ class Reply:
 def make_episode(config: Config, env: str = "") -> Episode:
     """Build a new episode in the environment `env`, by default `config.env`.
 
-    Raises: UserError if the environment is unknown, cannot draw its instances, or lacks what
-        reward_density=plan needs."""
+    Raises: UserError if the environment is unknown, cannot draw its instances, or lacks a method
+        that reward_density=plan needs."""
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     # Training must not draw an instance of the evaluation or held-out split: these instances are
-    # reserved. The settings `env` and `eval_env` can name one game with different options. Training
-    # in `env` could then draw an instance that is reserved for `eval_env`. So in training each
-    # environment avoids the reserved instances of all environments that `env` or `eval_env` names.
-    # Only an environment with too few instances (`Env.repeats`) may draw reserved instances.
+    # reserved. The settings `env` and `eval_env` can name the same game with different options.
+    # Training in `env` could then draw an instance that is reserved for `eval_env`. So in training
+    # each environment avoids the reserved instances of all environments that `env` or `eval_env`
+    # names. Only an environment with too few instances (`Env.repeats`) may draw reserved instances.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -211,7 +211,7 @@ class Rollout:
         return self.episode.env.blocking
 
     def reset(self, split: str) -> None:
-        """Start the episode. If it cannot start, `failure` is the outcome of the first turn."""
+        """Start the episode. If the start fails, set `failure`, the outcome of the first turn."""
         trajectory = self.trajectory
         trajectory.split = split
         try:
@@ -230,8 +230,8 @@ class Rollout:
     def execute(self, text: str) -> TurnOutcome:
         """Execute a reply.
 
-        The outcome has the status error if the environment raises anything or takes too long, or if
-        its reward is NaN or exceeds MAX_REWARD in absolute value."""
+        The outcome has the status "error" if the environment raises an error or exceeds the time
+        limit, or if the reward of the turn is NaN or exceeds MAX_REWARD in absolute value."""
         if self.failure:
             return self.failure
         try:
@@ -290,7 +290,7 @@ def rewards_with_density(
 
     `shape_rewards` changes the environment's part of a reward. Penalties and bonuses stay.
     Args: see `methods.shape_rewards`."""
-    from methods import shape_rewards  # here, because it imports torch, which takes seconds
+    from methods import shape_rewards  # here, because methods.py imports torch, which takes seconds
 
     native = [turn.record.env_reward for turn in trajectory.turns]
     shaped = shape_rewards(
@@ -305,8 +305,8 @@ def rewards_with_density(
 def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Trajectory:
     """Play a started rollout to its end with a player that answers in text.
 
-    Args: player: returns the reply to `rollout.user`, or None if its context has no room for a
-        reply.
+    `player` returns the reply to `rollout.user`, or None if the player's context has no room for a
+    reply.
     """
     while not rollout.done:
         # If the environment could not start, `execute` returns `failure`, whatever the reply.
@@ -355,15 +355,15 @@ def following_prompt(
 ) -> list[int]:
     """Return the prompt of the next turn: the tokens since the last response.
 
-    In the first turn, these are the system message and the user message. With `context_turns` the
-    engine forgets earlier turns, so each prompt repeats the system message and the turns that the
+    In the first turn, these are the system message and the user message. If context_turns > 0, the
+    engine forgets earlier turns. So each prompt repeats the system message and the turns that the
     policy may see."""
     turns = trajectory.turns
     if turns and not context_turns:
         # A response without an end-of-turn token is not closed. `following` then inserts the token.
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
     visible = visible_turns(turns, context_turns)
-    # users[i] is the message that visible[i] answers. The last one, `user`, has no answer yet.
+    # users[i] is the message that visible[i] answers. The last message, `user`, has no answer yet.
     users = [turn.observation for turn in visible]
     users.append(user)
     prompt = chat.opening(trajectory.system, users[0])
@@ -374,9 +374,10 @@ def following_prompt(
 
 
 def visible_turns(turns: Sequence[Turn], context_turns: int) -> Sequence[Turn]:
-    """Return the earlier turns that the policy sees in the next turn; all if context_turns is 0.
+    """Return the earlier turns that the policy sees in the next turn.
 
-    context_turns counts the next turn, so context_turns - 1 earlier turns are visible."""
+    If context_turns is 0, the policy sees all earlier turns. Otherwise the next turn counts towards
+    context_turns, so at most context_turns - 1 earlier turns are visible."""
     first = max(0, len(turns) + 1 - context_turns) if context_turns else 0
     return turns[first:]
 
@@ -397,8 +398,8 @@ def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size:
     max_error_frac is above 0, the limit is at least group_size, because an instance that cannot be
     played fails its whole group. With max_error_frac=0 the limit is 0.
 
-    Raises: UserError, which quotes the first error, if the number of failed trajectories exceeds
-        the limit, or if every group has an error.
+    Raises: UserError if the number of failed trajectories exceeds the limit, or if every group has
+        an error. The message quotes the first error.
     """
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:
@@ -423,7 +424,7 @@ def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size:
 def without_errors(trajectories: Sequence[Trajectory], group_size: int) -> list[Trajectory]:
     """Return the trajectories of the groups in which no trajectory ended in an error.
 
-    Whole groups are left out, because advantages compare whole groups."""
+    A group with an error is left out as a whole, because advantages compare all its scores."""
     failed_groups = groups_with_errors(trajectories, group_size)
     kept = []
     for index, trajectory in enumerate(trajectories):
@@ -456,16 +457,16 @@ def collect(
     on_done: Callable[[], object] = lambda: None,
     envs: Sequence[str] | None = None,
 ) -> list[Trajectory]:
-    """Play one episode for each (instance seed, member) in `starts`, side by side.
+    """Play episodes side by side, one for each (instance seed, member) in `starts`.
 
     Args:
-        noise_seed: seeds the sampling of each response, together with instance seed, member and
-            turn.
+        noise_seed: part of the sampling seed of each response. The other parts are the instance
+            seed, the member and the index of the turn.
         on_done: is called when a trajectory ends, for a progress bar.
         envs: the environment of each episode, by default `config.env`.
     Returns: the trajectories in the order of `starts`. If an environment cannot start, or a first
-        prompt does not fit into the context, the trajectory has the status error and one turn
-        without tokens."""
+        prompt does not fit into the context, the status of the trajectory is "error", and its only
+        turn has no tokens."""
     envs = envs or [config.env] * len(starts)
     rollouts = []
     for (seed, member), env in zip(starts, envs, strict=True):
@@ -487,7 +488,7 @@ def collect(
 class RolloutScheduler:
     """Keeps an engine busy with the turns of many rollouts.
 
-    The engine knows a rollout by its key, the index in `rollouts`."""
+    The key of a rollout in the engine is its index in `rollouts`."""
 
     def __init__(
         self,
@@ -507,8 +508,8 @@ class RolloutScheduler:
         self.temperature = temperature
         self.noise_seed = noise_seed
         self.on_done = on_done
-        # For each rollout, all tokens so far. If context_turns > 0, only prompt and response of the
-        # latest turn.
+        # `histories[key]` holds all tokens of a rollout so far. If context_turns > 0, it holds only
+        # the tokens of the latest turn.
         self.histories: list[list[int]] = [[] for _ in rollouts]
         self.prompts: list[list[int]] = [[] for _ in rollouts]  # prompts of the pending responses
 
@@ -533,9 +534,9 @@ class RolloutScheduler:
                     blocking_steps.start(rollout, sample, text)
                 else:
                     self._record_turn(sample, text, rollout.execute(text))
-            # Record the steps that have finished. Wait for a step only while the engine is idle. A
-            # recorded step can queue a turn, which makes the engine busy, so each pass computes
-            # `wait` again.
+            # Record the steps that have finished. Wait for a step only while the engine is idle.
+            # Recording a step can queue a turn, and then the engine is busy. So each pass of this
+            # loop computes `wait` again.
             while finished := blocking_steps.next_finished(wait=not self.engine.busy):
                 self._record_turn(*finished)
 
@@ -590,8 +591,8 @@ class RolloutScheduler:
             text, self.prompts[key], sample.ids, sample.logprobs, cut_by=self._cut_by(sample)
         )
         rollout.add_turn(reply, outcome)
-        # If the policy forgets turns, the next prompt repeats the turns that the policy may see. So
-        # each turn starts with an empty history in the engine.
+        # If the policy forgets turns, the next prompt contains all earlier turns that the policy
+        # may see. So the next turn starts with an empty history in the engine.
         if forgets_turns:
             self.engine.release(key)
             self.histories[key] = []
@@ -616,7 +617,7 @@ class BlockingSteps:
     """Environment steps that wait for a program or a server. Each runs in its own thread."""
 
     def __init__(self):
-        # holds ((sample, text), future) of finished steps; the future has the outcome of the step
+        # Holds ((sample, text), future) for each finished step. `future.result()` is the outcome.
         self.results: SimpleQueue = SimpleQueue()
         self.num_pending = 0
 
@@ -626,9 +627,9 @@ class BlockingSteps:
         start_thread(partial(rollout.execute, text), self.results, key=(sample, text))
 
     def next_finished(self, *, wait: bool) -> tuple[Sample, str, TurnOutcome] | None:
-        """Return response, text and outcome of a finished step, or None if no step is finished.
+        """Return (sample, text, outcome) of a finished step, or None if no step is finished.
 
-        Args: wait: if steps are pending, wait until one ends."""
+        If `wait` is True and steps are pending, wait until one of them ends."""
         if not self.num_pending:
             return None
         try:
@@ -643,9 +644,9 @@ class BlockingSteps:
 
 
 def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
-    """Return the sequences for the model: whole trajectories or, with context_turns, single turns.
+    """Return the sequences for the model: trajectories, or single turns if context_turns > 0.
 
-    With context_turns, the prompt of each turn repeats the context, so each turn is a sequence of
+    If context_turns > 0, the prompt of each turn repeats the context, so each turn is a sequence of
     its own. The result has the same response tokens as `trajectories`, in the same order. So a
     tensor with one number for each response token fits both the result and `trajectories`."""
     if not config.context_turns:
@@ -665,7 +666,7 @@ def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
     system = chat.message("system", trajectory.system)
     turns = []
     for turn in trajectory.turns:
-        # The first prompt begins with the system message; with context_turns, every prompt does.
+        # The first prompt begins with the system message. If context_turns > 0, every prompt does.
         masked = len(system) if turn.prompt_ids[: len(system)] == system else 0
         unmasked = turn.prompt_ids[masked:]
         turns.append(

@@ -8,14 +8,16 @@ clipped objective over the response tokens y_t, t = 1..R:
     L_policy = -1/R sum_t w_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
 
 L_policy is the loss of a mini-batch with R response tokens. A call of `ppo_loss` computes the share
-of one micro-batch: the sum over its tokens, divided by R (num_tokens). The weight w_t has no
-gradient. It is the product of two weights (methods of other papers add masks). The importance
-weight corrects for the difference between engine and trainer (`importance_weights`). The token
-weight says how tokens are averaged (`token_weights`). By default the token weight is 1 and pi_old
-is the engine's policy. Then w_t is min(1, importance_cap / ratio_t), so w_t ratio_t never exceeds
-the cap.
+of one micro-batch in L_policy: the sum over the tokens of the micro-batch, divided by R
+(num_tokens). The weight w_t has no gradient. It is the product of an importance weight and a token
+weight. (Methods of other papers multiply it by masks.) The importance weight corrects for the
+difference between the log-probs of engine and trainer (`importance_weights`). The token weight
+determines how the losses of tokens are averaged (`token_weights`). By default the token weight is 1
+and pi_old is the engine's policy. Then w_t is min(1, importance_cap / ratio_t), so w_t ratio_t
+never exceeds the cap.
 
-The setting `estimator` says what A_t is. gae, bi_level_gae and turn_ppo need a critic.
+The setting `estimator` says what A_t is. The estimators gae, bi_level_gae and turn_ppo need a
+critic.
 
     gae                           PPO's generalised advantage estimation over tokens, whitened
     bi_level_gae                  GAE over turns, then over the tokens of each turn, whitened
@@ -30,8 +32,9 @@ The last four compare the scores of a group's trajectories (`group_advantages`),
 trajectory get the same advantage. With turn_level=True, they compare returns-to-go of turns, and
 all tokens of a turn get the same advantage.
 
-StarPO-S trains only on the groups with the largest score std (`filter_groups`), with a larger
-clip_high and without KL. In the paper StarPO-S has a critic; here any estimator will do.
+StarPO-S trains only on the groups with the largest score std (`filter_groups`). It uses a larger
+clip_high than StarPO, and no KL penalty. In the paper StarPO-S has a critic; here it can use any
+estimator.
 
 This file has the methods of RAGEN's papers and training script, and truncated importance sampling
 (`importance_weights`). Methods of other papers are in `methods.py`.
@@ -39,9 +42,9 @@ This file has the methods of RAGEN's papers and training script, and truncated i
 Shapes: P prompt groups, N rollouts per group (group_size), B trajectories (P * N before the
 filter), K turns and R response tokens in all. Response tokens are the tokens that the policy
 sampled, including its end-of-turn tokens. With mask_observations=False, all tokens after the system
-message count as response tokens. A tensor (R,) has one number for each response token, trajectory
-after trajectory, so the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the
-lengths of consecutive pieces of a tensor.
+message count as response tokens. A tensor of shape (R,) has one number for each response token,
+trajectory after trajectory. So the losses need no mask. Lists of counts, such as `tokens_per_turn`,
+give the lengths of consecutive pieces of a tensor.
 
 Differences from the paper and from RAGEN's code:
 - By default only sampled tokens are trained on. RAGEN v1, RAGEN's first code, trains on all tokens
@@ -49,17 +52,18 @@ Differences from the paper and from RAGEN's code:
 - By default the loss of a mini-batch is a mean over its response tokens. The paper averages within
   each trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the
   loss.
-- By default `token_gae` steps from the last token of a turn directly to the first token of the next
-  turn. In RAGEN v1, the tokens of the observation between the turns are steps, too, and have values
-  of 0. If mask_observations=False, these tokens are steps here, too, but with the critic's values.
-- The reward of a turn is on its last token. This code finds the last token by the lengths of turns.
-  RAGEN takes each token with a nonzero reward as the end of a turn, so it misses turns with
+- By default `token_gae` goes from the last token of a turn directly to the first token of the next
+  turn. RAGEN v1 also goes through the observation tokens between the turns, and gives them values
+  of 0. With mask_observations=False, `token_gae` goes through these tokens, too, but they have the
+  critic's values.
+- The reward of a turn is on its last token. This code finds the last token from the lengths of the
+  turns. RAGEN takes each token with a nonzero reward as the end of a turn, so it misses turns with
   reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
-  RAGEN takes the std of normalised scores if normalisation within groups is on. RAGEN-2 excludes
-  groups whose value in the ranking is 0.
-- With the filter strategy top_p, the sum of the kept values may be below its target by up to 1e-6.
-  In RAGEN-2 this sum may be below its target by up to 0.01.
+  If normalisation within groups is on, RAGEN takes the std of the normalised scores. RAGEN-2
+  excludes groups whose value in the ranking is 0.
+- The filter strategy top_p keeps groups until the sum of their values reaches a target. Here the
+  sum may be below the target by up to 1e-6. In RAGEN-2 it may be below the target by up to 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
 - Dual clip is off by default; RAGEN's backend uses dual clip with c = 3.
 """
@@ -69,7 +73,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # nats; log ratios are clamped to +-20, so that ratios stay below 5e8
+MAX_LOG_RATIO = 20.0  # nats; log ratios are clamped to [-20, 20], so that ratios stay below 5e8
 ROUNDING = 1e-6  # smaller differences count as rounding errors
 
 
@@ -88,8 +92,12 @@ def group_stats(scores: Tensor, group_size: int) -> GroupStats:
     """Compute mean, unbiased standard deviation and maximum of the scores of each group.
 
     StarPO-S calls the standard deviation U(x). U(x) is set to 0 if it is at most 1e-6 * max(1,
-    largest absolute score of the group), because it may be rounding. For N = 1 it is 0.
-    Args: scores (B,) finite floats, sums of rewards, group after group; group_size N divides B.
+    largest absolute score of the group), because so small a U(x) may be a rounding error. For N = 1
+    U(x) is 0.
+
+    Args:
+        scores: (B,) finite floats, the sums of rewards of the trajectories, group after group.
+        group_size: N, which divides B.
     >>> mean, std, maximum = group_stats(torch.tensor([0.0, 2.0, 1.0, 1.0]), group_size=2)
     >>> mean.tolist(), [round(s, 3) for s in std.tolist()], maximum.tolist()
     ([1.0, 1.0], [1.414, 0.0], [2.0, 1.0])
@@ -121,17 +129,18 @@ def filter_groups(
 ) -> Tensor:
     """Choose the groups to train on.
 
-    The strategy "fraction" with keep 1 keeps all groups, as StarPO does. Otherwise groups without
-    variance (std 0) are excluded by default. The other groups are ranked by their values, rounded
-    to 1e-6, largest first. Of groups with equal values, the group with the lower index comes first.
+    If strategy is "fraction" and keep is 1, all groups are kept, as in StarPO. Otherwise groups
+    without variance (std 0) are excluded by default. The remaining groups are ranked by `values`,
+    rounded to 1e-6, from largest to smallest. Of groups with equal values, the group with the lower
+    index comes first.
 
     Args:
-        values: (P,) float, by which groups are ranked; >= 0 for top_p and min_p.
+        values: (P,) float, the values that rank the groups; >= 0 if strategy is top_p or min_p.
         std: (P,) float, of the raw scores of each group.
         keep, strategy: see `_num_groups_to_keep`.
-        smallest: True to rank from the smallest value, for fraction and count only.
+        smallest: True to rank from smallest to largest, only for the strategies fraction and count.
         zero_std: True to rank groups without variance, too.
-    Returns: the indices of the chosen groups (<= P,) int64, ascending, perhaps none.
+    Returns: the indices of the chosen groups, int64, ascending; at most P indices, perhaps none.
     Source: StarPO-S, arXiv 2504.20073 (fraction 0.25); RAGEN-2's rollout_filter_strategy.
     >>> std = torch.tensor([0.7, 0.0, 6.4])
     >>> filter_groups(std, std, keep=0.67).tolist()
@@ -152,13 +161,13 @@ def filter_groups(
 
 
 def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
-    """Return how many of the C ranked groups to keep, or a number above C to keep all.
+    """Return how many of the C ranked groups to keep. A number above C means all of them.
 
     Args:
         values: (C,), of the ranked groups, in the order of their ranks.
         keep: in (0, 1], or >= 1 for "count".
-        num_groups: P, the number of groups, the excluded ones included. "fraction" keeps a
-            fraction of P, not of C.
+        num_groups: P, the number of all groups, ranked or excluded. "fraction" keeps a fraction
+            of P, not of C.
     """
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
@@ -167,7 +176,8 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     if strategy == "min_p":  # keep each group with a value >= keep * (the largest value)
         largest = values[:1]  # (1,), or (0,) if all groups were excluded
         return int((values >= keep * largest - ROUNDING).sum())
-    # Both top_p strategies keep the fewest groups whose mass sums to at least keep * mass.sum().
+    # Both top_p strategies give each group a mass. They keep the fewest groups whose masses sum to
+    # at least the target, keep * mass.sum().
     if strategy == "top_p":
         mass = values  # (C,)
     elif strategy == "top_p_softmax":
@@ -175,9 +185,9 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     else:
         names = "fraction, count, top_p, top_p_softmax or min_p"
         raise ValueError(f"strategy must be {names}, got {strategy!r}")
-    # The target is keep * mass.sum(). The entry is_too_short[i] is True if the mass of ranks 0 to i
-    # sums to less than the target. Mass is >= 0, so the True entries come first. Keep the groups of
-    # the True entries and one more group, whose mass brings the sum to the target.
+    # The entry is_too_short[i] is True if the masses of ranks 0 to i sum to less than the target.
+    # No mass is negative, so the True entries come first. Keep the groups of the True entries and
+    # one more group, whose mass brings the sum to the target.
     is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (C,)
     return 1 + int(is_too_short.sum())
 
@@ -190,22 +200,23 @@ def normalize_rewards(
 ) -> Tensor:
     """Normalise scores among trajectories with equal group_ids, and change turn rewards to match.
 
-    A score s becomes the number below, or 0 if all scores with its group id are equal:
+    If all scores with the same group id are equal, they become 0. Otherwise `method` says what a
+    score s becomes:
 
     mean       s - mean
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    "mean_std" and "asym_clip" first divide the reward of each turn by std + 1e-6, or set the reward
-    to 0 if all scores with its trajectory's group id are equal. "mean" keeps the rewards of turns.
-    Then, with every method, the reward of each trajectory's last turn is changed so that the
-    trajectory's rewards sum to its new score.
+    "mean_std" and "asym_clip" first divide the reward of each turn by std + 1e-6. They set the
+    reward to 0 if all scores with the same group id are equal. "mean" skips this step. Then every
+    method changes the reward of each trajectory's last turn, so that the trajectory's rewards sum
+    to its new score.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
-        (B,) int64: trajectories with equal numbers share mean and std.
+        (B,) int64. Trajectories with equal group ids share mean and std.
     Returns: (K,), with the dtype of rewards.
-    Source: RAGEN's reward_normalization. Its groupings "state", "inductive" and "batch" are called
-        "group", "env" and "batch" in the setting reward_norm_over.
+    Source: RAGEN's reward_normalization. In the setting reward_norm_over, RAGEN's grouping "state"
+        is called "group", "inductive" is called "env", and "batch" keeps its name.
     >>> rewards, group_ids = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0])
     >>> normalize_rewards(rewards, [2, 1], group_ids, "mean").tolist()
     [1.0, 0.0, -1.0]
@@ -229,7 +240,7 @@ def normalize_rewards(
 class Discounts(NamedTuple):
     """Discounts (gamma) and lambdas of GAE, all in [0, 1].
 
-    gamma and lam act from token to token of a turn, turn_gamma and turn_lam from turn to turn."""
+    gamma and lam act between the tokens of a turn. turn_gamma and turn_lam act between turns."""
 
     gamma: float
     lam: float
@@ -274,7 +285,7 @@ def turn_advantages(
 
     The first turns of a group's trajectories are compared with each other, then the second turns,
     and so on. All tokens of a turn get its advantage.
-    Args: turn_gamma, discount from turn to turn; the others as for `trajectory_advantages`.
+    Args: turn_gamma, discount from turn to turn; other arguments as for `trajectory_advantages`.
     Returns: advantages (R,), at least float32.
     >>> rewards, group_ids = torch.tensor([0.5, 1.0, 0.0]), torch.tensor([0, 0])
     >>> turn_advantages(rewards, [1, 1, 1], [2, 1], group_ids, "dr_grpo", turn_gamma=1.0).tolist()
@@ -307,7 +318,7 @@ def group_advantages(scores: Tensor, group_ids: Tensor, estimator: str) -> Tenso
         # s - (mean of the other scores) = (s - mean) * count / (count - 1)
         centred = centred * count / (count - 1).clamp(min=1)
     elif estimator in ("dr_grpo", "reinforce_plus_plus_baseline"):
-        pass  # s - mean is their advantage
+        pass  # the advantage is s - mean
     else:
         raise ValueError(f"no group baseline for estimator {estimator!r}")
     return centred.to(scores.dtype)
@@ -335,12 +346,13 @@ def gae(
 
     Args:
         rewards: (S,) float, of S steps.
-        values: (S,) float, V of the state before each step, in reward units. (The first pass of
-            bi-level GAE is an exception. Its V of a turn is V at the last token of the turn.)
+        values: (S,) float, V of the state before each step, in reward units. (In the first pass of
+            bi-level GAE, the value of a turn is V at the last token of the turn instead.)
         lengths: the number of steps of each piece. They sum to S.
-        gamma, lam: discount and lambda in [0, 1] from each step to the next, one number or (S,).
-    Returns: advantages (S,), returns (S,) = advantages + values; both without gradient, at least
-        float32.
+        gamma, lam: discount and lambda in [0, 1] from each step to the next. Each is one number or
+            has shape (S,).
+    Returns: advantages (S,) and returns (S,). The returns are advantages + values. Both have no
+        gradient and are at least float32.
     Source: arXiv 1506.02438, equation 16.
     >>> rewards, values = torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.25])
     >>> advantages, returns = gae(rewards, values, [2], gamma=1.0, lam=1.0)
@@ -355,7 +367,7 @@ def gae(
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
     num_steps = torch.tensor(lengths, device=values.device)  # (B,); here B is the number of pieces
     T = max(lengths, default=0)
-    # Column T holds only zeros: V = 0 after the end of every piece.
+    # Column T of each padded tensor is 0, because V is 0 after the end of every piece.
     mask = torch.arange(T + 1, device=values.device) < num_steps[:, None]  # (B, T + 1)
     V = _pad(values, mask)  # (B, T + 1)
     r = _pad(rewards.detach().to(values.dtype), mask)  # (B, T + 1)
@@ -412,7 +424,7 @@ def bi_level_gae(
     In the first pass a turn is one step. The reward of a turn is the sum of the rewards of its
     tokens, and the value of a turn is the value at its last token. In the second pass each turn is
     a trajectory of its own. Before the second pass, the reward of each turn's last token is
-    changed, so that the rewards of the turn's tokens sum to the turn's return of the first pass.
+    changed, so that the rewards of the turn's tokens sum to the turn's return from the first pass.
 
     Args: as for `token_gae`. In the first pass, the discount is turn_gamma and lambda is turn_lam.
     Returns: advantages (R,), not whitened; returns (R,).
@@ -435,8 +447,8 @@ def bi_level_gae(
 def whiten(x: Tensor) -> Tensor:
     """Shift x to mean 0 and scale it to (unbiased) standard deviation 1.
 
-    Args: x (R,) float, an iteration's advantages of all response tokens in the groups that the
-        filter kept. Every rank passes the same x.
+    Args: x (R,) float, the advantages of all response tokens of one iteration, in the groups that
+        the filter kept. Every rank passes the same x.
     Returns: (R,), (x - mean) / (std + 1e-8), or x - mean if R < 2 or std <= 1e-6 max |x|.
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 7.
     >>> whiten(torch.tensor([1.0, 2.0, 3.0])).tolist()
@@ -454,7 +466,7 @@ def whiten(x: Tensor) -> Tensor:
 def returns_to_go(rewards: Tensor, counts: list[int], gamma: float) -> Tensor:
     """Sum the discounted rewards from each turn to the end of its trajectory.
 
-    Args: rewards: (K,), of turns; counts: the number of turns of each trajectory.
+    Args: rewards (K,), of turns; counts, the number of turns of each trajectory.
     >>> returns_to_go(torch.tensor([1.0, 2.0, 4.0]), [2, 1], gamma=0.5).tolist()
     [2.0, 2.0, 4.0]
     """
@@ -488,16 +500,16 @@ def _tokens_per_trajectory(
 
 
 def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> Tensor:
-    """Return a group id for each turn, (K,).
+    """Return group ids (K,), one for each turn.
 
-    The first turns of a group's trajectories form one group, their second turns another group."""
+    Two turns share an id if they have the same index in trajectories of the same group."""
     turn_indices = [torch.arange(count) for count in turns_per_trajectory]
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
     return group_of_turn * max(turns_per_trajectory) + torch.cat(turn_indices)
 
 
 def _pad(x: Tensor, mask: Tensor) -> Tensor:
-    """Return (B, T + 1): the S entries of x, in order, where mask is True, and zeros elsewhere."""
+    """Put the S entries of x, in order, where mask (B, T + 1) is True, and zeros elsewhere."""
     padded = x.new_zeros(mask.shape)
     padded[mask] = x
     return padded
@@ -526,20 +538,20 @@ def ppo_loss(
         advantages: (R,).
         clip_low: in [0, 1].
         clip_high: >= 0.
-        num_tokens: the number of response tokens in the whole mini-batch. With this denominator,
-            the losses of micro-batches and ranks add up.
-        weights: (R,), w without gradient: the product of importance weight, token weight and masks
-            of `methods.py`; None for 1.
+        num_tokens: the number of response tokens in the whole mini-batch, so that the losses of
+            micro-batches and ranks sum to the loss of the mini-batch.
+        weights: (R,), w without gradient. w is the product of importance weight, token weight and
+            masks of `methods.py`. None means that w is 1.
         dual_clip: above 1, or 0 for no dual clip. Dual clip raises the min(...) of each token with
             A < 0 to at least dual_clip * A.
-        segment_log_ratio: (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
-    Returns: loss, scalar; two metrics without gradient, each a sum over the R tokens divided by
-        num_tokens. clipfrac counts the tokens whose clipped term is the smaller one. approx_kl sums
-        the k3 estimates of KL(old || new), nats.
+        segment_log_ratio: (R,), with gradient. GSPO's ratio uses it, not logprobs - old_logprobs.
+    Returns: the loss, a scalar, and two metrics without gradient. Each metric is a sum over the R
+        tokens, divided by num_tokens. clipfrac counts the tokens whose clipped term is below the
+        unclipped term. approx_kl sums the k3 estimates of KL(old || new), nats.
     Source: PPO, arXiv 1707.06347, equation 7; clip_high: DAPO, 2503.14476; dual clip: 1912.09729.
     >>> new, old, A = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 2.0])
     >>> loss, metrics = ppo_loss(new, old, A, clip_low=0.25, clip_high=0.5, num_tokens=2)
-    >>> loss.item(), metrics["clipfrac"].item()  # -(1 * 1 + 1.5 * 2) / 2; one token of two
+    >>> loss.item(), metrics["clipfrac"].item()  # -(1 * 1 + 1.5 * 2) / 2; one of two is clipped
     (-2.0, 0.5)
     """
     _check_denominator(num_tokens)
@@ -571,18 +583,20 @@ def ppo_loss(
 def importance_weights(
     logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float
 ) -> Tensor:
-    """Compute min(pi / pi_engine, cap) / (pi / pi_old), which corrects PPO's ratio for the engine.
+    """Compute the importance weight min(pi / pi_engine, cap) / (pi / pi_old).
 
-    If the engine gave old_logprobs, pi_old is pi_engine, so the weight is 1 until PPO's ratio
-    pi / pi_old exceeds the cap. If the trainer gave old_logprobs, the weight is pi_old / pi_engine
-    until pi / pi_engine exceeds the cap.
+    The weight corrects PPO's ratio pi / pi_old, because pi_engine sampled the tokens. If the engine
+    gave old_logprobs, pi_old is pi_engine. Then the weight is 1 until pi / pi_old exceeds the cap.
+    If the trainer gave old_logprobs, the weight is pi_old / pi_engine until pi / pi_engine exceeds
+    the cap.
 
-    Args: the logs of pi, pi_old and pi_engine, (R,) each, nats; cap >= 1.
+    Args: logprobs of pi, old_logprobs of pi_old and rollout_logprobs of pi_engine, (R,) each, nats;
+        cap >= 1.
     Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL". They
         cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so weight * ratio is at most
-        cap. The reason: if a token has A < 0, PPO's clip does not bound its loss while pi grows
-        over the optimizer steps. The cap on pi / pi_engine bounds this loss.
+        cap. The reason: the loss of a token with A < 0 grows with pi over the optimizer steps.
+        PPO's clip does not bound this loss, but the cap on pi / pi_engine does.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309
@@ -598,16 +612,17 @@ def importance_weights(
 def token_weights(
     tokens_per_trajectory: list[int], aggregation: str, max_trajectory_tokens: int
 ) -> Tensor:
-    """Compute token weights w, so that sum(w loss) / R is the average that `aggregation` names.
+    """Compute token weights w, so that sum(w * loss) / R is the average that `aggregation` names.
 
-    "token_mean" is the mean over all tokens. The other names average one number per trajectory:
+    "token_mean" is the mean over all tokens. The other aggregations compute one number per
+    trajectory and average these numbers:
 
     seq_mean_token_mean  the mean over its tokens (equation 4 of arXiv 2504.20073)
     seq_mean_token_sum   the sum over its tokens
-    constant             the sum over its tokens / max_trajectory_tokens (Dr. GRPO)
+    constant             the sum over its tokens, divided by max_trajectory_tokens (Dr. GRPO)
 
     Args:
-        tokens_per_trajectory: the B counts of the mini-batch.
+        tokens_per_trajectory: the counts of response tokens of the mini-batch's B trajectories.
         max_trajectory_tokens: max_turns * max_response_tokens.
     Returns: (R,) float32.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
@@ -647,13 +662,13 @@ def value_loss(
         returns: G (R,), reward units.
         value_clip: above 0; float("inf") for no clip.
         num_tokens: the sum over tokens is divided by this number.
-        weights: (R,), the factor of each term, from `token_weights`.
-    Returns: loss, scalar; the metric vf_clipfrac: the number of tokens whose clipped term is the
-        larger one, divided by num_tokens.
+        weights: (R,), the factor of each token's loss, from `token_weights`.
+    Returns: loss, scalar; one metric in a dict. vf_clipfrac is the number of tokens whose clipped
+        term is the larger one, divided by num_tokens.
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
     >>> values, old, returns = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([3.0])
     >>> loss, metrics = value_loss(values, old, returns, value_clip=0.5, num_tokens=1)
-    >>> loss.item(), metrics["vf_clipfrac"].item()  # the value is clipped to 0.5: 0.5 * 2.5^2
+    >>> loss.item(), metrics["vf_clipfrac"].item()  # v is clipped to 0.5: loss 0.5 * (0.5 - 3)^2
     (3.125, 1.0)
     """
     _check_denominator(num_tokens)
@@ -677,7 +692,7 @@ def value_loss(
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """Estimate KL(policy || reference) for each response token.
 
-    With d = logprobs - ref_logprobs, clamped to [-20, 20]: "k1" is d, "k2" is d^2 / 2 and "k3" is
+    Let d be logprobs - ref_logprobs, clamped to [-20, 20]. "k1" is d, "k2" is d^2 / 2, and "k3" is
     exp(-d) - 1 + d. On policy, the estimators have these expected gradients:
 
     k1  0, so k1 is useless as a term of the loss, and is for the reward only
@@ -704,7 +719,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
 
 
 def _stats_within_groups(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each score, return mean, std (see `group_stats`) and size of its group, (M,) each."""
+    """Return mean, std (see `group_stats`) and size of each score's group, (M,) each."""
     _check_vectors(scores=scores, group_ids=group_ids)
     mean = torch.zeros_like(scores)  # (M,)
     std = torch.zeros_like(scores)  # (M,)
@@ -719,7 +734,7 @@ def _stats_within_groups(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Ten
 
 
 def segment_sums(x: Tensor, counts: list[int]) -> Tensor:
-    """Return the sums of consecutive pieces of x, of lengths `counts`: (len(counts),).
+    """Split x into consecutive pieces of lengths `counts`. Return their sums, (len(counts),).
 
     >>> segment_sums(torch.tensor([1.0, 2.0, 3.0]), [2, 1]).tolist()
     [3.0, 3.0]
@@ -731,7 +746,7 @@ def segment_sums(x: Tensor, counts: list[int]) -> Tensor:
 def log_ratios(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     """Return log(pi / pi_other), clamped so that its exp stays finite.
 
-    Args: both (R,), nats; only logprobs gets a gradient. Returns: (R,), in [-20, 20].
+    Args: both tensors are (R,), nats; only logprobs gets a gradient. Returns: (R,), in [-20, 20].
     >>> log_ratios(torch.tensor([-1.0, -1.0]), torch.tensor([-3.0, -99.0])).tolist()
     [2.0, 20.0]
     """

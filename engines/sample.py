@@ -1,4 +1,4 @@
-"""What both engines share: `Sample`, `Seed`, and the text that explains an error."""
+"""What both engines share: `Sample`, `Seed` and `failure_reason`."""
 
 import re
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ class Sample(NamedTuple):
     """A finished response."""
 
     key: int  # number of the trajectory
-    ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
+    ids: list[int]  # sampled tokens, including the end-of-turn token if it was sampled
     # The log-prob of each token in `ids`, in nats, under softmax(logits / temperature). In this
-    # formula, temperature 0 counts as 1. With recompute_old_logprobs, `VLLMEngine` asks vLLM for no
-    # log-probs, and this list holds only NaN.
+    # formula, temperature 0 counts as 1. If recompute_old_logprobs is True, `VLLMEngine` does not
+    # ask vLLM for log-probs, and this list holds only NaN.
     logprobs: list[float]
 
 
 def failure_reason(error: BaseException) -> str:
-    """The first lines of an error message, at most three, with advice if memory is too small."""
+    """Return an error's first lines (at most three), and advice if the memory is too small."""
     lines = str(error).split("\n")[:3]
     reason = f"({' '.join(lines)[:300] or type(error).__name__})"
     out_of_memory = "(out of|allocate|enough|free|available|cache) memory|size.*overflow"

@@ -23,7 +23,7 @@ from utils.precision import product_in_float32
 
 # The KV cache may take this share of the free memory. Training needs the rest.
 CACHE_SHARE = 0.5
-LARGE_CACHE = 10**9  # bytes; the engine prints the size of a larger cache
+LARGE_CACHE = 10**9  # in bytes; if the cache is larger, the engine prints its size
 
 
 class _Request(NamedTuple):
@@ -44,13 +44,13 @@ class _Response:
     """A response that is not finished yet."""
 
     temperature: float
-    noise: list[float]  # max_tokens numbers, uniform in [0, 1); number i decides token i
+    noise: list[float]  # length max_tokens, uniform in [0, 1); noise[i] decides token i
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
 
 class _Prefill(NamedTuple):
-    """New tokens, whose keys and values go to positions start, start + 1, ... of a cache row."""
+    """New tokens whose keys and values go to row `row` of the cache, from position `start` on."""
 
     row: int
     start: int
@@ -68,8 +68,8 @@ class _PrefixCopy(NamedTuple):
 class TorchEngine:
     """Continuous batching in plain PyTorch, with a KV cache that has one row for each trajectory.
 
-    A trajectory has a row of the cache from the start of its first response until `release`, so
-    each turn computes only the turn's new tokens. One step is one forward over all rows in use:
+    A trajectory keeps its cache row from the start of its first response until `release`, so each
+    turn computes only the turn's new tokens. One step is one forward over all rows in use:
 
         row 0   prompt response prompt respo_          decodes its next token
         row 1   prompt response                        waits for its environment
@@ -113,10 +113,10 @@ class TorchEngine:
         self.cache = self._new_cache(0)  # (2, layers, rows, kv_heads, positions, D)
         self.max_running = min(config.max_running, self._rows_that_fit())
         self.memory_is_short = self.max_running < config.max_running
-        self.row_keys: list[int] = []  # the trajectory of each row in use
-        self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
-        self.responses: dict[int, _Response] = {}  # unfinished responses, by trajectory
-        # For each prompt: the trajectory whose row has the prompt's keys and values.
+        self.row_keys: list[int] = []  # for each row in use, the `key` of its trajectory
+        self.histories: dict[int, list[int]] = {}  # all tokens of each trajectory that has a row
+        self.responses: dict[int, _Response] = {}  # maps a `key` to the unfinished response
+        # Maps a prompt to the trajectory whose row has the prompt's keys and values.
         self.prompt_owner: dict[tuple[int, ...], int] = {}
         self.waiting: list[_Request] = []
 
@@ -127,7 +127,7 @@ class TorchEngine:
     def add(
         self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
     ) -> None:
-        """Request one response. It begins in the next step, or later if no row is free."""
+        """Request a response. The response begins in the next step, or later if no row is free."""
         self.waiting.append(_Request(key, list(ids), max_tokens, temperature, seed))
 
     @torch.inference_mode()
@@ -182,14 +182,14 @@ class TorchEngine:
     def _head(self) -> Tensor:
         """The weights of the LM head, (V, H).
 
-        On a CPU, `step` needs these weights in float32. `_head` converts the weights, so that not
-        every step has to.
+        On a CPU, `step` needs these weights in float32. `_head` converts them once, so that `step`
+        need not convert them each time.
         """
         weight = self.model.lm_head.weight.detach()
         return weight.float() if weight.device.type == "cpu" else weight
 
     def _new_cache(self, num_rows: int) -> Tensor:
-        """Return a cache of zeros, (2, layers, rows, kv_heads, positions, D)."""
+        """Return a cache of zeros of shape (2, layers, rows, kv_heads, positions, D)."""
         shape = (2, self.model.config.num_hidden_layers, num_rows, *self.row_shape)
         return torch.zeros(shape, dtype=self.dtype, device=self.model.device)
 
@@ -198,7 +198,7 @@ class TorchEngine:
         return num_numbers * self.dtype.itemsize
 
     def _rows_that_fit(self) -> int:
-        """Return how many rows fit into the fraction CACHE_SHARE of the free memory, at least 1.
+        """Return how many rows fit into CACHE_SHARE of the free memory, but at least 1.
 
         Raises: RuntimeError if the free memory does not hold one row."""
         if self._row_bytes() > self.free_bytes:
@@ -219,7 +219,7 @@ class TorchEngine:
         num_rows = self.cache.shape[2]
         if min(num_asked, self.max_running) <= num_rows:
             return
-        # At least double the rows, so that the cache is seldom copied.
+        # At least double the number of rows, so that the cache is seldom copied.
         num_rows = min(max(num_asked, 2 * num_rows), self.max_running)
         num_bytes = num_rows * self._row_bytes()
         size = (
@@ -247,7 +247,7 @@ class TorchEngine:
         self.cache = cache
 
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
-        """Start the waiting requests whose trajectory has a row of the cache, or gets a free one.
+        """Start each waiting request whose trajectory has a row of the cache or gets a free row.
 
         The last token of a trajectory is neither prefilled nor copied: it is the input of the
         decode step.
@@ -291,7 +291,7 @@ class TorchEngine:
     def _forward(self, prefills: list[_Prefill], copies: list[_PrefixCopy]) -> Tensor:
         """Make one forward with T tokens: the last token of each row, then the tokens to prefill.
 
-        Returns: the last hidden state of each row's last token, (rows, H).
+        Returns: the final hidden state of each row's last token, (rows, H).
         """
         tokens = []
         positions = []
@@ -354,7 +354,7 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
 
 
 def free_memory(device: torch.device) -> int:
-    """The bytes of free memory that this rank may use on a device.
+    """Return how many bytes of a device's free memory this rank may use.
 
     On a CPU, the ranks of a machine get equal parts of the free memory.
     """
@@ -392,7 +392,7 @@ class _CacheLayout:
         self.sizes = [len(positions), *(len(prefill.ids) for prefill in prefills)]  # they sum to T
         self.prefill_masks = []
         for _, start, ids in prefills:
-            if start == 0:  # `_prefill` sets is_causal instead of a mask
+            if start == 0:  # `_prefill` uses is_causal instead of a mask
                 self.prefill_masks.append(None)
                 continue
             mask = torch.ones(len(ids), start + len(ids), dtype=torch.bool, device=device)
@@ -426,7 +426,7 @@ class _CacheLayout:
             cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
 
     def _decode(self, cache: Tensor, queries: Tensor, scale: float) -> Tensor:
-        """Compute attention for one query per row: (heads, N, D) -> (N, heads, D)."""
+        """Compute attention for one query per row. Maps (heads, N, D) to (N, heads, D)."""
         num_rows = len(self.rows)
         kv_heads = cache.shape[2]
         head_dim = queries.shape[-1]
@@ -439,7 +439,7 @@ class _CacheLayout:
         return output.reshape(num_rows, -1, head_dim)
 
     def _prefill(self, cache: Tensor, i: int, queries: Tensor, scale: float) -> Tensor:
-        """Compute attention for the P queries of prefill i: (heads, P, D) -> (P, heads, D)."""
+        """Compute attention for the P queries of prefill i. Maps (heads, P, D) to (P, heads, D)."""
         row, start, ids = self.prefills[i]
         mask = self.prefill_masks[i]
         end = start + len(ids)

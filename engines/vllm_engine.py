@@ -24,7 +24,7 @@ VLLM_ENVIRONMENT = {
 
 
 class VLLMEngine:
-    """vLLM 0.32 in this process, one independent engine on each rank.
+    """Runs vLLM 0.32 in this process. Each rank has an independent engine.
 
     `Engine` in engine.py describes the methods. On a GPU the environment variable
     VLLM_BATCH_INVARIANT=1 selects slower kernels whose rounding does not depend on the batch. The
@@ -59,7 +59,8 @@ class VLLMEngine:
             if current_platform.is_cpu() != is_cpu:
                 raise ImportError(f"the installed vLLM is not for device {model.device.type!r}")
             if is_cpu:
-                current_platform.simple_compile_backend = "eager"  # so vLLM starts in seconds
+                # "eager" compiles nothing, so vLLM starts in seconds.
+                current_platform.simple_compile_backend = "eager"
             self.llm = LLM(
                 model=model.name_or_path,
                 load_format="dummy",
@@ -137,7 +138,7 @@ class VLLMEngine:
         Raises: RuntimeError if a layer gets no weights, or if vLLM does not reset the cache."""
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         has_reset = self.llm.reset_prefix_cache()
-        if not has_reset:  # vLLM would continue to use keys and values of the old weights
+        if not has_reset:  # without a reset, vLLM would use the old weights' keys and values
             raise RuntimeError(
                 "vLLM did not reset its prefix cache: a trajectory is still under way"
             )
@@ -149,10 +150,10 @@ class VLLMEngine:
 
 
 def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
-    """Register a subclass of the model's backbone, so that vLLM changes only the subclass.
+    """Register a subclass of the backbone's class in AutoModel. vLLM changes only this subclass.
 
-    vLLM has no code of its own for SmolLM3, so it takes Hugging Face's class from AutoModel and
-    changes the class in place. The trainer would fail with the changed class.
+    vLLM has no code of its own for SmolLM3, so it takes the backbone's class from AutoModel and
+    changes this class in place. The trainer would fail with a changed class.
     """
     backbone_class = type(model.model)
     name = backbone_class.__name__
@@ -171,7 +172,7 @@ def _cache_bytes(model: PreTrainedModel, config: Config, dtype: torch.dtype) -> 
 @contextmanager
 def _process_state_kept() -> Iterator[None]:
     """Restore what vLLM changes: random states, thread settings and the values of environment
-    variables. Variables that vLLM adds stay.
+    variables. Variables that vLLM adds are not removed.
 
     On a GPU vLLM sets torch to one CPU thread, unless OMP_NUM_THREADS is set. On a CPU vLLM
     replaces torch.set_num_threads.

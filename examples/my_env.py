@@ -1,4 +1,4 @@
-"""A template: copy this file, and change the parts that the comments describe.
+"""A template for an environment. Copy this file, and change the parts that the comments describe.
 
 python -m tools.check_env examples/my_env.py:Doors
 python -m tools.play examples/my_env.py:Doors --seed=3
@@ -21,9 +21,9 @@ class Doors(Env):
     """One of eight doors has a prize behind it. A wrong door says on which side the prize is."""
 
     actions = tuple(f"door {number}" for number in range(1, 9))  # the names of the actions
-    # An instance is one start of the game. This game has only eight instances, too few to train on
-    # some and to evaluate on others. So `repeats` lets training and evaluation share instances. If
-    # your game has 1,024 instances or more, leave `repeats` out: 512 instances are then kept for
+    # An instance is one start of the game. This game has only eight instances, too few to keep
+    # some of them for evaluation. So `repeats` lets training and evaluation share instances. If
+    # your game has 1,024 instances or more, leave `repeats` out. Then 512 instances are kept for
     # evaluation, and training draws from the rest.
     repeats = True
 
@@ -32,7 +32,7 @@ class Doors(Env):
         self.max_reward = reward  # the total reward of a success
 
     def draw(self, rng):
-        """A random instance: the name of the game, then everything that its start depends on."""
+        """A random instance: the name of the game, then everything that determines its start."""
         return ("doors", int(rng.integers(len(self.actions))))
 
     def _start(self, instance):
@@ -70,5 +70,5 @@ class Doors(Env):
         return [f"Doors left {self.highest - self.lowest + 1}."]
 
     def plan(self, max_actions, turns_left):
-        """The best next actions: here the middle one of the remaining doors."""
+        """The best next actions. Here the list holds one action: the middle remaining door."""
         return [self.actions[(self.lowest + self.highest) // 2]]

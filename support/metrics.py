@@ -36,8 +36,8 @@ PLACEHOLDERS = {
 GROUPS = {
     "rollout": "The training trajectories, sampled at `temperature`. The score of a trajectory is "
     "the sum of its rewards and penalties.",
-    "update": "The group filter and the optimizer steps. Metrics that are shares of tokens or "
-    "in nats per token are means over the response tokens of all optimizer steps, unless their "
+    "update": "The group filter and the optimizer steps. Shares of tokens and metrics in nats "
+    "per token are means over the response tokens of all optimizer steps, unless their "
     "row says otherwise. If nothing is left to train on, all metrics except `kept_groups`, "
     "`kept_trajectories` and `bad_steps` are null. Metrics of the critic are null without a "
     "critic.",
@@ -64,15 +64,23 @@ METRICS = [
         "Share of groups in which at least one trajectory solved the task.",
     ),
     Metric("reward", "rollout", "reward", "Mean score of a trajectory."),
-    Metric("in_group_reward_mean", "rollout", "reward", "Mean score of a group; mean over groups."),
+    Metric(
+        "in_group_reward_mean",
+        "rollout",
+        "reward",
+        "Mean score of a group, averaged over groups.",
+    ),
     Metric(
         "in_group_reward_std",
         "rollout",
         "reward",
-        "Standard deviation of the scores in a group; mean over groups.",
+        "Standard deviation of the scores in a group, averaged over groups.",
     ),
     Metric(
-        "in_group_reward_max", "rollout", "reward", "Highest score of a group; mean over groups."
+        "in_group_reward_max",
+        "rollout",
+        "reward",
+        "Highest score of a group, averaged over groups.",
     ),
     Metric(
         "zero_std_frac", "rollout", "fraction", "Share of groups in which all scores are equal."
@@ -130,34 +138,33 @@ METRICS = [
         "response_length",
         "rollout",
         "tokens",
-        "Sampled tokens of a trajectory, over all its replies; mean over trajectories.",
+        "Mean number of sampled tokens in all replies of a trajectory.",
     ),
     Metric(
         "valid_frac",
         "rollout",
         "fraction",
-        "Share of turns whose reply is valid: the reply has the required form, names at least "
-        "one action, only known actions, and no more actions than are allowed.",
+        "Share of turns with a valid reply. A valid reply has the required form and names only "
+        "known actions: at least one and at most the allowed number.",
     ),
     Metric(
         "effective_frac",
         "rollout",
         "fraction",
-        "Share of a turn's executed actions that changed the state, 0 if the turn executed "
-        "none; mean over turns.",
+        "Share of a turn's executed actions that changed the state, averaged over turns. Turns "
+        "without executed actions give 0.",
     ),
     Metric(
         "thoughts_per_turn",
         "rollout",
         "sentences",
-        "Sentences in the `<think>` of a turn that can be checked against the state; mean "
-        "over turns.",
+        "Mean number of sentences in a turn's `<think>` that can be checked against the state.",
     ),
     Metric(
         "thought_true_frac",
         "rollout",
         "fraction",
-        "Share of true sentences among those that can be checked; 0 if there are none.",
+        "Share of checkable sentences that are true; 0 if no sentence is checkable.",
     ),
     # ---------- update
     Metric("kept_groups", "update", "groups", "Groups that the group filter kept."),
@@ -173,7 +180,7 @@ METRICS = [
         "pg_loss",
         "update",
         "advantage",
-        "Loss of the policy, without entropy bonus and KL penalty.",
+        "PPO loss, without entropy bonus, KL penalty and ECHO's cross-entropy.",
     ),
     Metric(
         "clipfrac",
@@ -192,8 +199,8 @@ METRICS = [
         "observation_nll",
         "update",
         "nats per token",
-        "Cross-entropy of the policy, a mean over the tokens of observations between replies. A "
-        "mini-batch is weighted by its response tokens.",
+        "Mean cross-entropy of the policy on the observation tokens between replies. The mean "
+        "over mini-batches is weighted by their response tokens.",
     ),
     Metric(
         "approx_kl",
@@ -234,16 +241,16 @@ METRICS = [
         "bad_steps",
         "update",
         "steps",
-        "Optimizer steps skipped in a row, up to the latest step, because a loss, a metric or the "
+        "Current streak of optimizer steps that were skipped because a loss, a metric or the "
         "gradient was NaN or Inf. Overflows that lower float16's loss scale do not count.",
     ),
     Metric(
         "logprob_diff_mean",
         "update",
         "nats per token",
-        "Mean absolute difference between the engine's and the trainer's log-probs of the "
-        "same tokens, in the first optimizer step, when both have the same weights. Tokens that "
-        "no engine sampled (`mask_observations=False`) count as 0.",
+        "Mean absolute difference between the engine's and trainer's log-probs of the same "
+        "tokens, in the first optimizer step, when engine and trainer have equal weights. Tokens "
+        "that no engine sampled (`mask_observations=False`) have difference 0.",
     ),
     Metric(
         "logprob_diff_max",
@@ -282,8 +289,8 @@ METRICS = [
         "regime",
         "collapse",
         "word",
-        "The [regime](diagnostics.md#regimes): diverse, template, compressed or "
-        "collapsed. Null until the entropy is known.",
+        "[Regime](diagnostics.md#regimes): diverse, template, compressed or "
+        "collapsed. Null until the policy's entropy is known.",
     ),
     Metric(
         "valid_thinking_rate",
@@ -292,9 +299,7 @@ METRICS = [
         "Share of turns whose thought is closed with `</think>` and not empty. The metrics "
         "below use only these turns.",
     ),
-    Metric(
-        "pairs_{SAMPLING}", "collapse", "pairs", "Thoughts in the sample, each with its prompt."
-    ),
+    Metric("pairs_{SAMPLING}", "collapse", "pairs", "Pairs of thought and prompt in the sample."),
     Metric(
         "mi_bound_{SAMPLING}",
         "collapse",
@@ -318,7 +323,7 @@ METRICS = [
         "conditional_entropy_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
-        "H(Z given X): how varied the thoughts for one prompt are.",
+        "H(Z given X): the variety of thoughts for one prompt.",
     ),
     Metric(
         "conditional_entropy_{SAMPLING}",
@@ -330,7 +335,7 @@ METRICS = [
         "marginal_entropy_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
-        "H(Z): how varied the thoughts of all prompts together are.",
+        "H(Z): the variety of thoughts for all prompts together.",
     ),
     Metric(
         "marginal_entropy_{SAMPLING}",
@@ -392,7 +397,10 @@ METRICS = [
     ),
     # ---------- cost
     Metric(
-        "sampled_groups", "cost", "groups", "Groups that were sampled, over all `sampling_rounds`."
+        "sampled_groups",
+        "cost",
+        "groups",
+        "Groups sampled in all rounds together (`sampling_rounds`).",
     ),
     Metric("rollout_s", "cost", "seconds", "Wall time of the rollouts."),
     Metric(
@@ -406,8 +414,8 @@ METRICS = [
         "memory_gib",
         "cost",
         "GiB",
-        "Largest memory of the process since its start: allocated by torch on a GPU, resident "
-        "on a CPU.",
+        "Peak memory since the process started: memory allocated by torch on a GPU, resident "
+        "memory on a CPU.",
     ),
 ]
 
@@ -451,8 +459,8 @@ def glossary() -> str:
         "# Metrics",
         "",
         "A run writes one JSON object per iteration to `metrics.jsonl` in its folder. TensorBoard",
-        "(`tensorboard --logdir out`) shows the same numbers, with one group per heading below:",
-        "`reward` is called `rollout/reward` there. A value that was not measured is null.",
+        "(`tensorboard --logdir out`) shows the same numbers, grouped by the headings below. In",
+        "TensorBoard, `reward` is called `rollout/reward`. A value that was not measured is null.",
         "",
     ]
     for placeholder, meaning in PLACEHOLDERS.items():

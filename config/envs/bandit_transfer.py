@@ -1,4 +1,4 @@
-# Extra settings for bandit_ppo.py: training on one pair of jobs, and evaluation on this pair and on
+# Extra settings for bandit_ppo.py: training on one pair of jobs. Evaluation uses this pair and
 # another pair (Bandit-Rev), as in table 4 of the StarPO paper.
 # Example:  torchrun --standalone train.py config/bandit_ppo.py config/envs/bandit_transfer.py
 

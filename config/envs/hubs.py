@@ -1,5 +1,6 @@
 # Extra settings for any experiment: 29 games of GEM, 32 datasets of reasoning-gym and 6 games of
-# gymnasium, with 4 evaluation prompts each (docs/hubs.md). Install requirements/hubs.txt first.
+# gymnasium (docs/hubs.md). Evaluation plays 4 prompts of each game and dataset.
+# Install requirements/hubs.txt first.
 # Example:  python eval.py config/frozenlake_grpo.py config/envs/hubs.py --player=random
 
 _gem = """

@@ -1,5 +1,5 @@
-# Extra settings for sokoban_ppo.py: evaluation also on three environments that training never uses,
-# as in the StarPO paper (tables 2 to 4).
+# Extra settings for sokoban_ppo.py: evaluation on the training environment and on three other
+# environments, as in the StarPO paper (tables 2 to 4).
 # Example:  torchrun --standalone train.py config/sokoban_ppo.py config/envs/sokoban_transfer.py
 
 eval_env = "sokoban:size=6,boxes=1,search_depth=300"

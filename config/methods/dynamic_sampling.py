@@ -1,5 +1,5 @@
-# Extra settings for any experiment: dynamic sampling (DAPO, arXiv 2503.14476). It samples groups in
-# at most three rounds, until num_groups groups have variance in their scores.
+# Extra settings for any experiment: dynamic sampling (DAPO, arXiv 2503.14476). It samples groups
+# until num_groups of them have variance in their scores, but for at most three rounds.
 # Example:  python train.py config/frozenlake_grpo.py config/methods/dynamic_sampling.py
 
 sampling_rounds = 3

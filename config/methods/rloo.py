@@ -2,7 +2,7 @@
 # the mean score of the other trajectories in its group.
 # The return-to-go of a turn is the discounted sum of rewards from this turn on. With
 # --turn_level=True, the return-to-go of a turn takes the place of the score. The baseline of a
-# trajectory's k-th turn is then the mean return-to-go of the other k-th turns in the group.
+# k-th turn is then the mean return-to-go of the k-th turns of the other trajectories in its group.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/rloo.py
 
 estimator = "rloo"

@@ -1,5 +1,5 @@
-# Extra settings for any experiment: the tiny model in base/ on one CPU core, without a download
-# (studies/base_model/README.md).
+# Extra settings for any experiment: the tiny model in base/, on one CPU core. The model
+# needs no download (studies/base_model/README.md).
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py
 
 model = "tiny"

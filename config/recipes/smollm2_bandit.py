@@ -6,7 +6,7 @@
 num_groups = 4
 group_size = 16
 filter_keep = 1.0
-clip_high = 0.2  # a symmetric clip range, as clip_low is 0.2
+clip_high = 0.2  # clip_low is 0.2, too, so the clip range is symmetric
 batch_size = 64
 num_iterations = 60
 early_stop = True  # stop if rewards in groups hardly differ, or success stays near 0

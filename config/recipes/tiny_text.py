@@ -7,7 +7,7 @@
 think = False  # as in arXiv 2510.01132
 max_response_tokens = 32
 max_context_tokens = 2048
-max_turns = 8  # twice the shortest solution of quest_ppo.py
+max_turns = 8  # twice the length of the shortest solution in quest_ppo.py
 actions_per_traj = 8
 eval_size = 100
 eval_every = 0

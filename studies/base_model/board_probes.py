@@ -1,4 +1,4 @@
-"""Measure during pretraining how well the tiny model plays and reads held-out boards."""
+"""During pretraining, measure how well the tiny model reads held-out boards and plays on them."""
 
 from configurator import Config, load_config
 
@@ -16,7 +16,7 @@ from rollout import Rollout, RolloutScheduler
 from studies.base_model.drills import Drill, score_reading
 from tools.probes import probe
 
-BASE_PROBES = {  # config files of an environment -> observation modes to probe
+BASE_PROBES = {  # maps the config files of an environment to the observation modes to probe
     "frozenlake_ppo": "grid coord relations",
     "frozenlake_ppo envs/frozenlake_det": "grid",
     "sokoban_ppo": "grid coord relations",
@@ -57,8 +57,8 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 def base_report(model, chat: Chat) -> dict[str, dict]:
     """Run all probes, distributed over the ranks.
 
-    Returns: the metrics of each probe. A key names the environment and the mode of a probe, such as
-        "bandit:pair=phoenix grid"."""
+    Returns: a dict that maps each probe to its metrics. The key consists of the environment and the
+        observation mode, such as "bandit:pair=phoenix grid"."""
     tasks = []
     for files, modes in BASE_PROBES.items():
         for mode in modes.split():

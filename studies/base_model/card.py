@@ -2,7 +2,8 @@
 
     python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
-The argument is a curve file of pretrain.py, with a row for each step at which the model was probed.
+The argument is a curve file that pretrain.py wrote. The file has a row for each step at which the
+model was probed.
 """
 
 from configurator import UserError
@@ -21,14 +22,14 @@ WORLDS = {  # environment -> name in the tables
     "sokoban:size=8,boxes=2,search_depth=10": "Sokoban 8x8",
     "bandit:pair=phoenix": "Bandit",
 }
-GAMES = {  # metric of games -> heading
+GAMES = {  # maps a metric of games to its heading
     "success_T0.5": "success T=0.5",
     "success_T1": "success T=1",
     "valid_frac_T1": "valid T=1",
     "thought_true_frac_T1": "thoughts true",
     "entropy_T1": "entropy T=1",
 }
-READING = {  # what a question asks for -> heading
+READING = {  # maps what a question asks for to its heading
     "player": "player",
     "goal": "goal",
     "holes": "holes",
@@ -64,7 +65,7 @@ def learning_table(rows: Sequence[dict]) -> list[str]:
     for world, name in WORLDS.items():
         for row in rows:
             values = row.get(f"{world} grid", {})
-            # "player" scores the reading of a board; the bandit has no board
+            # This table leaves the bandit out. The bandit has no board, so it lacks "player".
             if "player" in values:
                 millions = f"{row['tokens'] / 1e6:.1f}"
                 cells = [name, f"{row['step']:,}", millions, *cells_of(values, LEARNED)]

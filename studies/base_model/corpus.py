@@ -1,19 +1,21 @@
-"""The corpus that the tiny base model is pretrained on: scripted dialogues, generated on the fly.
+"""The pretraining corpus of the tiny base model: scripted dialogues, generated on the fly.
 
-A document is a dialogue: a drill or a game. A pack holds the documents of one forward pass, all of
-one environment.
-- A drill asks questions about a board, with right answers (drills.py).
-- A game is a dialogue as in RL, with the actions of a good or bad scripted player (tools/crowd.py;
-  the bandit has a player for each arm). The thoughts in games are true. In a tenth of the packs,
-  games have no thoughts.
+A document is a dialogue: a drill or a game. A pack holds the documents of one forward pass. All
+documents of a pack are from one environment.
+- A drill asks questions about a board. All answers are right (drills.py).
+- A game is a dialogue as in RL. A scripted player, good or bad, chooses the actions
+  (tools/crowd.py). The bandit has one player for each arm. The thoughts in games are true. A tenth
+  of the packs of games have no thoughts.
 
-Training begins with drills that ask one question each. Without this easy part, a model as small as
-the base model does not learn to read boards.
+Training begins with an easy part: drills that ask one question each. Without this part, a model as
+small as the base model does not learn to read boards.
 
-No document starts on an evaluation or held-out board (RESERVED), or on a Sokoban board that differs
-from such a board only in its symbols. Three things can test generalisation, because the corpus
-lacks them: the meanings that symbols=newvocab (an option of Sokoban) gives to symbols, board sizes
-other than those of WORLDS, and the arms of pair=jobs_test (an option of Bandit).
+No document starts on an evaluation or held-out board of the environments in RESERVED. Sokoban
+boards that differ only in their symbols count as the same board here. The corpus lacks three
+things, so they can test generalisation:
+- the meanings that symbols=newvocab (an option of Sokoban) gives to symbols
+- board sizes other than those of WORLDS
+- the arms of pair=jobs_test (an option of Bandit)
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
@@ -48,7 +50,8 @@ SEED_CORPUS = 14  # makes the random streams of this file differ from those of o
 LAKE = "frozenlake:frozen_prob=0.8,success_rate=1"
 SOKOBAN = "sokoban:search_depth=300"
 LARGER = "sokoban:size=8,boxes=2,search_depth=10"
-WORLDS = {  # environment -> share of the packs after the easy part
+# Maps an environment to its share of the packs. The shares apply after the easy part of training.
+WORLDS = {
     "frozenlake:frozen_prob=0.8,success_rate=0.8": 0.21,
     LAKE: 0.1,
     "frozenlake:frozen_prob=0.9,success_rate=0.8": 0.05,
@@ -57,15 +60,15 @@ WORLDS = {  # environment -> share of the packs after the easy part
     LARGER: 0.3,
     "bandit:pair=jobs": 0.05,
 }
-# The easy first part of the training (EASY) has these four stages, of equal length. Each pack draws
-# one environment of its stage.
+# The easy part of the training (EASY) has these four stages of equal length. Each pack draws one
+# environment of its stage.
 EASY_STAGES = ((LAKE,), (LAKE, SOKOBAN), (SOKOBAN, LARGER), (LARGER,))
 # No document starts on an evaluation or held-out instance of these environments.
 RESERVED = (
     *(spec for spec in WORLDS if "bandit" not in spec),
     "sokoban:search_depth=30,symbols=newvocab",
 )
-# Names of bandit arms: pairs of names from Bandit.PAIRS, and made-up names from SYLLABLES.
+# The names of two bandit arms are a pair from Bandit.PAIRS, or are made up from SYLLABLES.
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYLLABLES = """
     ba de fi go lu ma ne pi ro su ta ve zi kor len mar nil
@@ -73,19 +76,19 @@ SYLLABLES = """
 """.split()
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 
-# All shares except EASY apply to the training after its easy part.
+# The shares below, except EASY, apply after the easy part of the training.
 DRILLS = 0.45  # share of grid-world packs that hold drills
 OTHER_SYMBOLS = 0.2  # share of Sokoban packs with randomly drawn symbols
 UNKNOWN_ARMS = 0.5  # share of bandits whose arms have made-up names
 THINK = 0.9  # share of packs whose games have thoughts
-EASY = 0.2  # share of the training, at its start, that has only drills
+EASY = 0.2  # share of the training in its easy part, which comes first and has only drills
 FEW_ACTIONS = 0.5  # share of games that start with a random number of actions already used
 
 
 class Document(NamedTuple):
     """A dialogue of the corpus."""
 
-    kind: str  # "drill", or for a game the name of its player, such as "greedy" or "arm 0"
+    kind: str  # "drill", or the name of the player of a game, such as "greedy" or "arm 0"
     trajectory: Trajectory
 
 
@@ -131,10 +134,12 @@ def documents(
 def players_of(
     episode: Episode, planners: float, rng: np.random.Generator
 ) -> dict[str, Callable[[], str]]:
-    """Draw the players of an instance. Returns: name -> function that writes the next reply.
+    """Draw the players of an instance.
 
     A bandit gets two players, one for each arm, because the prompt does not say which arm is
-    better."""
+    better.
+
+    Returns: a dict that maps the name of a player to a function that writes the next reply."""
     if episode.env.repeats:
         return {f"arm {arm}": partial(pull_arm, episode, arm) for arm in range(2)}
     player = draw_player(rng, planners)
@@ -225,7 +230,7 @@ def main(argv: list[str]) -> None:
     from studies.base_model.tiny_model import build_tiny_tokenizer
 
     chat = Chat(build_tiny_tokenizer())
-    rows = defaultdict(list)  # trajectories by stage, environment and kind
+    rows = defaultdict(list)  # maps "stage | environment | kind" to trajectories
     for step in range(options["packs"]):
         progress = (step + 0.5) / options["packs"]
         stage = "1 easy" if progress < EASY else "2 all"

@@ -12,9 +12,9 @@ from dialogue import Episode, TurnOutcome, TurnRecord
 from rollout import Trajectory
 from worlds.grids import FrozenLake, Grid
 
-# The kinds of questions. A kind that is listed four times is drawn four times as often. "line"
-# stands for "Row 1", "Column 1" and so on. "move" stands for the name of an action. Every other
-# kind, such as "Where", is itself the question.
+# The kinds of questions. A kind that is listed four times is drawn four times as often as a kind
+# that is listed once. "line" stands for "Row 1", "Column 1" and so on. "move" stands for the name
+# of an action. Every other kind, such as "Where", is itself the question.
 KINDS = [
     "Where",
     "Where",
@@ -44,8 +44,8 @@ class DrillRecord(TurnRecord):
 class Drill(Episode):
     """An episode of questions about a board of a grid world. A right answer earns a reward of 1.
 
-    The question "Left" asks for the board after the action Left, without slip. The drill executes
-    the action, so later questions are about the new board."""
+    The question "Left" asks for the board after the action Left. Moves do not slip. The drill
+    executes the action, so later questions are about the new board."""
 
     def __init__(self, env: Grid, questions: list[str], rng: np.random.Generator):
         super().__init__(env, Config())
@@ -64,7 +64,7 @@ class Drill(Episode):
         return f"{observation}\n{question}?"
 
     def _answer(self, question: str) -> str:
-        """Return the right answer; if the question is an action, execute this action."""
+        """Return the right answer. If the question is an action, execute the action first."""
         env = self.env
         size = env.size
         kind, *number = question.split()

@@ -226,15 +226,15 @@ def test_half_of_the_games_begin_with_few_actions_left(chat):
     games = [head for head in heads if head.startswith("Turn 1") and "Arms" not in head]
     left = [int(head.split(", ")[1].split()[0]) for head in games]
     assert set(left) == set(range(1, 11))
-    # In half of the games, the number of actions already used is drawn from 0 to 9, and 9 of these
-    # 10 numbers leave fewer than 10 actions. So 0.5 * 9 / 10 = 0.45 of all games start with fewer
-    # than 10 actions left.
+    # In half of the games, the number of actions already used is drawn from 0 to 9. Only a 0 leaves
+    # all 10 actions. So 0.5 * 9 / 10 = 0.45 of all games start with fewer than 10 actions left.
     assert 0.4 < sum(n < 10 for n in left) / len(left) < 0.5
 
 
 @pytest.mark.slow
 def test_easy_documents_come_first(chat):
-    """The four easy stages: 4x4 lakes; lakes and 6x6 rooms; 6x6 and 8x8 rooms; 8x8 rooms."""
+    """The four easy stages show boards of size 4, then 4 and 6, then 6 and 8, then 8. Boards of
+    size 4 are lakes. Larger boards are rooms."""
     sizes_at = {0.0: {4}, 0.049: {4}, 0.051: {4, 6}, 0.099: {4, 6}, 0.101: {6, 8}, 0.151: {8}}
     for progress, sizes in sizes_at.items():
         played = [d for i in range(20) for d in read(chat, (3, i, 0), 2, progress)]

@@ -60,7 +60,8 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pretrain, "base_report", stop)  # called after step 3; step 2 has a checkpoint
+        # The run calls `stop` after step 3. The last checkpoint is that of step 2.
+        patch.setattr(pretrain, "base_report", stop)
         pretrain.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
     assert [path.name for path in (tmp_path / "cut").glob("checkpoint*")] == ["checkpoint-000002"]
     message = "holds a run with other settings .seed was 0 and is now 1"
@@ -183,12 +184,12 @@ def test_reading_is_scored_by_kind():
     ]
     scores = drills.score_reading([Trajectory((0,), 0, turns)])
     assert scores == {
-        "cell": 0.5,  # 3 of 4 in Row 1, 0 of 2 in Column 2
+        "cell": 0.5,  # 3 of the 4 cells in Row 1 are right, and none in Column 2 (2 cells)
         "goal": 0.0,
         "holes": 0.5,
         "next_board": 1.0,
         "player": 1.0,
-        "wall": 0.6667,  # 2 of 2 in Row 1, 0 of 1 in Column 2
+        "wall": 0.6667,  # both walls in Row 1 are right, but not the wall in Column 2
     }
 
 

@@ -37,8 +37,8 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# This pattern splits text only while the merges are learned. A piece is a word, a digit, "||", or
-# any other single character.
+# This pattern is used only while the merges are learned. It splits text into words, digits, "||"
+# and other single characters.
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
 # QWEN2_SPLIT would split the tags of a reply and the texts " 0" to " 9". So each of these texts
 # becomes an added token.
@@ -62,9 +62,9 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
         num_attention_heads=width // HEAD_DIM,
         num_key_value_heads=1,
         max_position_embeddings=4096,
-        # With rope_theta 500 and initializer_range 0.09, a tiny model copies a board after 150
-        # steps. With Qwen2's rope_theta 10,000 and initializer_range 0.02, a tiny model still
-        # cannot copy a board after 250 steps.
+        # With rope_theta 500 and initializer_range 0.09, a tiny model can copy a board after
+        # 150 training steps. With Qwen2's rope_theta 10,000 and initializer_range 0.02, a tiny
+        # model still cannot copy a board after 250 training steps.
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         initializer_range=0.09,
         vocab_size=VOCAB_SIZE,

@@ -4,18 +4,19 @@ from studies.experiments import COLLAPSE_SIGNS, EVALUATION, Curve, Experiment
 
 
 def collapsing() -> dict[str, Curve]:
-    """Return many methods at the learning rate 2e-3, at which most runs of StarPO collapse, and
-    some methods at lower rates.
+    """Return many methods at the learning rate 2e-3, and some methods at lower rates.
 
-    An iteration samples 32 trajectories (dynamic sampling: up to 96). By default, an iteration
+    At 2e-3, most runs of StarPO collapse.
+    An iteration samples 32 trajectories, and up to 96 in dynamic sampling. By default, an iteration
     makes four optimizer steps on 8 trajectories each. A method with "one step" in its name makes
     one step on all trajectories that it keeps. A method with "two epochs" in its name makes eight
     steps. StarPO-S keeps only 8 of the 32 trajectories, so StarPO-S with four steps trains on 2
     trajectories in each step.
     Dynamic sampling and SAMPO drop groups in which all scores are equal, so an iteration of these
     two methods may have fewer than four steps.
-    The four methods named "bfloat16 engine" sample in bfloat16, train in float32 (on a CPU), and
-    use the learning rate 1e-3. At this rate, none of three StarPO runs in float32 collapses.
+    The four methods with "bfloat16 engine" in their names sample in bfloat16, train in float32 (on
+    a CPU), and use the learning rate 1e-3. At this rate, StarPO in float32 collapses in none of
+    three runs.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}

@@ -3,11 +3,11 @@
     python -m studies.reproduce collapse       # the runs
     python -m studies.collapse.survival  # the tables of studies/collapse/README.md
 
-studies/signs.py defines collapses and signs. Example of a *sign*: the median of the entropy over 3
-iterations is more than 1.5 times its median over iterations 1 to 5. A sign predicts a collapse if
-it begins no later than the last evaluation before the collapse. A *cell* is a method at a learning
-rate. The factor of each sign (1.5 in the example) is chosen on the runs of every second cell, and
-tested on the runs of the other cells.
+studies/signs.py defines collapses and signs. Example of a *sign*: the median of the entropy over
+the latest 3 iterations is more than 1.5 times its median over iterations 1 to 5. A sign predicts a
+collapse if it begins no later than the last evaluation before the collapse. A *cell* is a method at
+a learning rate. The factor of each sign (1.5 in the example) is chosen on the runs of every second
+cell, and tested on the runs of the other cells.
 """
 
 from configurator import UserError
@@ -42,7 +42,8 @@ from utils.files import write_atomically
 TOLERANCE = 0.05  # a run is alive only if it ends at most this far below StarPO's best success
 STARPO = "frozenlake StarPO"
 RATE = "2e-3"  # learning rate of the runs in collapse.png
-FAMILIES = {  # beginning of a method's name -> its line in collapse.png; the first match counts
+# Maps the beginning of a method's name to its line in collapse.png. The first match counts.
+FAMILIES = {
     "StarPO-S": "StarPO-S and its variants",
     "StarPO with a KL": "StarPO with a KL term",
     "StarPO with": "StarPO with another change",
@@ -51,8 +52,8 @@ FAMILIES = {  # beginning of a method's name -> its line in collapse.png; the fi
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried by `fit`
-# A spike is the first iteration after iteration FIRST whose grad_norm is above factor * the median
-# of grad_norm over iterations 1 to FIRST.
+# The first level of grad_norm is its median over iterations 1 to FIRST. A spike is the first later
+# iteration whose grad_norm is above one of these factors times the first level.
 SPIKES = (3.0, 10.0)  # each factor has two rows in the table of spikes
 
 FOLDER = Path("studies/collapse")
@@ -64,9 +65,9 @@ class Verdict:
     """How well a sign of collapse predicts the collapses of some runs."""
 
     num_collapsed: int = 0  # runs that collapse
-    num_predicted: int = 0  # runs whose sign begins by the last evaluation before a collapse
-    num_late: int = 0  # runs that collapse and whose sign begins too late to predict the collapse
-    num_alarmed: int = 0  # num_predicted + runs without a collapse that show the sign
+    num_predicted: int = 0  # runs whose sign begins by the last evaluation before their collapse
+    num_late: int = 0  # collapsed runs whose sign begins too late to predict the collapse
+    num_alarmed: int = 0  # num_predicted + runs that show the sign but do not collapse
     num_false: int = 0  # beginnings of the sign in runs without a collapse
     num_healthy: int = 0  # iterations of runs without a collapse
     leads: tuple[int, ...] = ()  # iterations from the sign to each predicted collapse
@@ -86,7 +87,7 @@ class Verdict:
 
     @property
     def false_per_1000(self) -> float:
-        """False alarms in 1,000 iterations of runs without a collapse."""
+        """False alarms per 1,000 iterations of runs without a collapse."""
         return 1000 * self.num_false / max(1, self.num_healthy)
 
 
@@ -94,8 +95,9 @@ class Verdict:
 
 
 def num_updates(row: Row) -> int:
-    """Return the number of iterations in which the filter kept a group and the rewards inside
-    some group differed."""
+    """Return the number of iterations that count as updates.
+
+    In such an iteration, the filter kept a group, and rewards differed inside some group."""
     count = 0
     series = row["series"]
     for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
@@ -109,8 +111,8 @@ def num_updates(row: Row) -> int:
 def is_alive(row: Row, starpo: Row) -> bool:
     """Return True if a run is alive.
 
-    An alive run does not collapse, and it makes at least as many updates as StarPO. The success of
-    an alive run in the last evaluation is at most TOLERANCE below StarPO's best success.
+    An alive run does not collapse, and it makes at least as many updates as StarPO. In the last
+    evaluation, the run's success is at most TOLERANCE below StarPO's best success.
 
     Args: starpo: the run of StarPO with the same seed and learning rate."""
     successes = tables.series(row)["eval_success"]
@@ -126,7 +128,7 @@ def is_alive(row: Row, starpo: Row) -> bool:
 def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
     """Judge how well a sign of collapse predicts the collapses of these runs.
 
-    Args: sign: if it is None, the first warning that each run printed is judged instead."""
+    Args: sign: the sign, or None to judge the first warning that each run printed."""
     verdict = Verdict()
     for row in rows:
         begun = beginnings(row, sign) if sign else first_warning(row)
@@ -150,13 +152,14 @@ def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
 
 
 def first_warning(row: Row) -> list[int]:
-    """Return [iteration of the first warning that the run printed], or []."""
+    """Return a list with the iteration of the first printed warning of a run, or an empty list."""
     return row["first_warning"][:1] if row["first_warning"] else []
 
 
 def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
-    """Return a sign of this metric with the factor of FACTORS that has the best F1 on these runs.
-    If factors tie, the largest one is chosen."""
+    """Return the sign of this metric whose factor gives the best F1 on these runs.
+
+    The factor is one of FACTORS. If factors tie, the largest one is chosen."""
     signs = [Sign(metric, rises, factor) for factor in FACTORS]
     return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
 
@@ -180,7 +183,7 @@ def first_spike(row: Row, factor: float) -> int | None:
 def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
     """Return a Markdown table of how many runs collapse with and without a gradient spike.
 
-    Args: cells: lists of runs; each list has the runs of one method at one learning rate."""
+    Args: cells: each cell is the list of the runs of one method at one learning rate."""
     with_collapse = []
     without_collapse = []
     for rows in cells:
@@ -199,11 +202,11 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
 
 
 def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
-    """Return the last four entries of one row in the table of `spike_lines`, for these runs.
+    """Return the last four entries of these runs' row in the table of `spike_lines`.
 
-    The first three entries are numbers of runs: with a spike before the collapse, with a spike and
-    no collapse, and with a spike after the collapse. The fourth entry, "N of M", says that M runs
-    have no spike, and that N of these runs collapse."""
+    The first entry counts the runs with a spike before the collapse. The second counts the runs
+    with a spike but no collapse. The third counts the runs with a spike after the collapse. The
+    fourth entry, "N of M", says that M runs have no spike, and that N of these M runs collapse."""
     num_then_collapse = 0
     num_no_collapse = 0
     num_after_collapse = 0
@@ -228,7 +231,7 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
 
 
 def survival(rows: Sequence[Row]) -> np.ndarray:
-    """Return the share of runs that have not collapsed by iteration 0, 1, 2 and so on."""
+    """Return an array whose entry i is the share of runs that have not collapsed by iteration i."""
     longest = max(row["iterations"] for row in rows)
     num_left = np.full(longest + 1, len(rows))
     for row in rows:
@@ -239,7 +242,7 @@ def survival(rows: Sequence[Row]) -> np.ndarray:
 
 
 def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:
-    """Return family of methods -> its runs at the learning rate RATE."""
+    """Map each family of methods to its runs at the learning rate RATE."""
     found: dict[str, list[Row]] = {}
     for label, rows in curves.items():
         method, rate = label.removeprefix("frozenlake ").split(" at ")
@@ -282,9 +285,9 @@ def main(argv: list[str]) -> None:
 
 
 def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
-    """Return name of a table in README.md -> the table.
+    """Map the name of each table in README.md to the table.
 
-    Args: curves: "frozenlake METHOD at RATE" -> rows."""
+    Args: curves: maps names such as "frozenlake StarPO at 2e-3" to the rows of their runs."""
     fitted = []
     tested = []
     for i, label in enumerate(EXPERIMENTS["collapse"].curves):
@@ -322,13 +325,15 @@ def method_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def true_thoughts(row: Row) -> str:
-    """Format the share of true statements in thoughts: medians of the first and last 5 values."""
+    """Format the share of true statements in thoughts as two medians.
+
+    The first median is over the first 5 values, and the second over the last 5."""
     values = [value for value in row["series"]["thought_true_frac"] if value is not None]
     return f"{100 * median(values[:FIRST]):.0f} to {100 * median(values[-FIRST:]):.0f}"
 
 
 def sign_lines(fitted: Sequence[Row], tested: Sequence[Row]) -> list[str]:
-    """Return a Markdown table with a row for every sign, and one for the first warning of a run."""
+    """Return a Markdown table with a row for each sign and a row for the first warning of a run."""
     signs = [fit(metric, rises, fitted) for metric in SIGNS for rises in (False, True)]
     signs.sort(key=lambda sign: -judge(sign, fitted).f1)
     lines = []

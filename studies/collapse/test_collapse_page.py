@@ -20,7 +20,9 @@ from studies.collapse.survival import (
 
 
 def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
-    """Return a run's record: success `start` before RL, `successes` at iterations 5, 10, ..."""
+    """Return the record of a run.
+
+    The success is `start` before RL, and then `successes` at iterations 5, 10, 15 and so on."""
     count = 5 * len(successes)
     metrics = dict.fromkeys(collapse.SIGNS, [1.0] * count)
     known = {**metrics, **series}
@@ -55,7 +57,7 @@ def test_a_collapse_is_a_fall_until_the_end(successes, expected):
 def test_a_run_is_alive_if_it_updates_and_ends_near_the_best_of_starpo():
     starpo = make_row([0.8, 0.9, 0.4, 0.4], grad_norm=[1.0] * 15 + [None] * 5)
     assert num_updates(starpo) == 15
-    assert is_alive(make_row([0.8, 0.85]), starpo) is False  # ten updates are too few
+    assert is_alive(make_row([0.8, 0.85]), starpo) is False  # StarPO has more than ten updates
     assert is_alive(make_row([0.8, 0.85, 0.86]), starpo)
     assert not is_alive(make_row([0.8, 0.8, 0.84]), starpo)  # 6 points below 0.9
     assert not is_alive(starpo, starpo)
@@ -69,13 +71,13 @@ def test_an_update_without_differing_rewards_does_not_count():
 
 
 def test_a_sign_begins_when_the_level_has_left_the_first_one():
-    """The median of the last 3 values is 5 in iterations 17 to 21. Before, it is 1."""
+    """At iterations 17 to 21, the median of the latest 3 values is 5. Before, it is 1."""
     values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
     row = make_row([0.5] * 6, entropy=values)
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
     assert beginnings(row, Sign("entropy", True, 5.0)) == []
     assert beginnings(row, Sign("entropy", False, 1.25)) == []
-    # No sign begins if the median of the first five values is not above 0.
+    # A sign begins only if the median of the first five values is above 0.
     negative = make_row([0.5] * 6, entropy=[-1.0] * 30)
     assert beginnings(negative, Sign("entropy", False, 2.0)) == []
     falling = make_row([0.5] * 6, entropy=[1 / value if value else None for value in values])
@@ -167,14 +169,14 @@ def test_the_page_counts_collapses_and_survivors():
     }
     text = collapse.page_tables(curves)["methods"]
     assert "| StarPO at 2e-3 | 0, 1 | 15, 15 | 0 of 2 | 90, 90 | 30, 30 | 20, 20 |" in text
-    # StarPO has no run with seed 2, so the alive runs of KL are counted among seeds 0 and 1
+    # StarPO has no run with seed 2, so the page counts alive runs of KL for seeds 0 and 1 only
     assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
 
 
 def test_the_page_shows_how_thoughts_fade():
     shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
     row = make_row([0.9, 0.9], thought_true_frac=shares)
-    # The median of 10 50 70 80 90 is 70. The median of 0 20 30 40 50 is 30.
+    # The median of 10, 50, 70, 80 and 90 is 70. The median of 0, 20, 30, 40 and 50 is 30.
     assert collapse.true_thoughts(row) == "70 to 30"
 
 

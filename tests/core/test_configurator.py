@@ -147,8 +147,8 @@ def test_a_cut_distribution_is_refused_with_the_reason(key, tmp_path):
         with pytest.raises(ValueError) as error:
             load(argument)
         assert str(error.value) == (
-            f"{key} from {source} is refused: it would cut the distribution in sampling, and the "
-            "log-probs in the loss would be those of another policy; use temperature"
+            f"{key} from {source} is refused: samples would come from a cut distribution, but the "
+            "loss takes log-probs of the full distribution; use temperature"
         )
 
 

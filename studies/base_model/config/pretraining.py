@@ -14,4 +14,4 @@ sft_lr = 2.5e-3
 sft_muon_lr = 0.005
 weight_decay = 0.0
 save_every = 300
-eval_every = 6200  # steps between probes; the probed model goes to out/pretraining/model-STEP
+eval_every = 6200  # steps between probes; each probed model is saved as out/pretraining/model-STEP
