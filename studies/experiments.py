@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Curve:
-    """A training run: names of files in config/, and settings that override these files.
+    """A training run. `files` are names of files in config/. The settings in `overrides` override
+    the settings in these files.
 
     If `sft` is given, SFT first trains a model with the files and overrides of `sft`, and the run
     starts from this model. The run itself also uses the files and overrides of `sft`. Curves with
@@ -49,7 +50,7 @@ class Experiment:
 
     title: str
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
-    curves: dict[str, Curve]  # label -> curve; a label begins with the environment
+    curves: dict[str, Curve]  # maps labels to curves; a label begins with the environment
     scales: tuple[str, ...] = ("tiny", "full")  # keys of SCALES, the default first
     # A name for files in the folder of the study. The table is {files}.md, and the picture is
     # {files}.png. If the scale is not the default, the table is {files}_SCALE.md, and the picture
@@ -70,18 +71,19 @@ class Scale:
 
     files: tuple[str, ...]  # config files that are read between Curve.files and Curve.overlays
     jobs: int  # number of runs at the same time
-    # environment -> estimate for a curve without a finished run. An environment that is not in this
-    # dict gets the slowest estimate.
+    # Maps an environment to the estimate for curves that have no finished run. An environment that
+    # is not in this dict gets the slowest estimate.
     seconds: dict[str, Seconds]
     estimate: str  # what --dry_run prints as the source of its estimates
 
 
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
-    """Return a curve without the overrides that equal a default of SftConfig, so that equal runs
+    """Return a curve. Overrides that equal a default of SftConfig are left out, so that equal runs
     have equal folder names.
 
-    A config file may change a default. An override that should restore this default is left out, so
-    it has no effect. To restore a default, call `Curve` itself, which keeps all overrides."""
+    If a config file changes a default, `overrides` cannot restore it, because a value that equals
+    the default is left out. To restore a default, call `Curve` itself, which keeps all overrides.
+    """
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 
@@ -89,9 +91,10 @@ def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
 def compare(
     envs: Sequence[str], algorithms: Sequence[str], variants: dict[str, Curve]
 ) -> dict[str, Curve]:
-    """Return label -> curve for all combinations. A label is "ENV ALGORITHM VARIANT".
+    """Return a curve for each combination of environment, algorithm and variant.
 
-    A curve has config/ENV_ALGORITHM.py, then the files and overrides of the variant.
+    The keys of the returned dict are labels "ENV ALGORITHM VARIANT". A curve uses the file
+    config/ENV_ALGORITHM.py first, then the files and overrides of the variant.
     """
     curves = {}
     for env in envs:
@@ -153,7 +156,7 @@ class Command:
     """A call of train.py or tools/sft.py from the root of the repository."""
 
     script: tuple[str, ...]  # what follows "python"
-    arguments: tuple[str, ...]  # config files and --key=value; --out_dir is the last
+    arguments: tuple[str, ...]  # config files, then --key=value options; --out_dir is last
 
     @property
     def out_dir(self) -> Path:
@@ -225,7 +228,7 @@ def files_at(curve: Curve, scale: str) -> list[str]:
 def folder_name(files: Sequence[str], overrides: dict[str, object], seed: int) -> str:
     words = [f"{key}={value}" for key, value in overrides.items()]
     name = "-".join([*files, *words])
-    # no commas: eval.py separates models by commas
+    # The name has no comma, because eval.py separates models by commas.
     return name.replace(":", "_").replace(",", "_") + f"_s{seed}"
 
 

@@ -1,4 +1,4 @@
-"""Plot metrics of runs over iterations, for the pictures that studies/reproduce.py writes.
+"""Plot metrics of runs against iterations, for the pictures that studies/reproduce.py writes.
 
 In the panels of the success rate, labelled lines show the success of reference players: random,
 greedy or optimal players.
@@ -32,11 +32,11 @@ CAPTION = """\
 In the picture (the .png file beside this page), a line is the mean of the seeds. In a panel "fixed
 prompts solved, %", the band at the first and the last evaluation is the 95 % interval of the table.
 For evaluations during training, only the success rate of each seed is recorded, not which prompts
-it solved. So with several seeds, the band at these evaluations is the widest interval that the
-rates allow. All other panels show metrics of training: their lines are moving averages over nine
-iterations, and their bands go from the lowest to the highest seed. A grey dashed line, if there is
-one, is a reference player with the policy's limits on turns and actions. A triangle marks the first
-warning of a seed."""
+it solved. So with several seeds, the band at an evaluation during training is the widest 95 %
+interval that these rates allow. All other panels show metrics of training. Their lines are moving
+averages over nine iterations, and their bands go from the lowest to the highest value of the seeds.
+A grey dashed line, if there is one, is the success of a reference player with the policy's limits
+on turns and actions. A triangle marks the first warning of a seed."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
 
@@ -57,8 +57,8 @@ def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None
 
 
 def looks_of(columns: dict[str, Curves]) -> dict[str, dict]:
-    """Map the label of each curve, without its environment, to a colour and dashes. Curves with the
-    same label look the same in the columns of all environments."""
+    """Map each curve's label, without the environment, to a colour and dashes. Curves with the same
+    label have the same colour and dashes in all columns."""
     labels: dict[str, None] = {}
     for inside in columns.values():
         labels.update(dict.fromkeys(inside))
@@ -82,7 +82,8 @@ def draw_metric(axes: Axes, metric: str, curves: Curves, looks: dict[str, dict])
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """Group curves by environment, the first word of a label. Remove this word from the labels."""
+    """Group curves by environment. The first word of a label names the environment, and is removed
+    from the label."""
     columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
@@ -96,8 +97,9 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
     trajectories (iterations x epochs).
 
     For the metric "eval_success", the band is the 95 % interval from `success_band`. For other
-    metrics, the band is the range of the seeds. For each seed with a sign of collapse, a triangle
-    on the line marks the iteration of the first sign (support/collapse_signs.py).
+    metrics, the band goes from the lowest to the highest seed. For each seed with a sign of
+    collapse, a triangle on the line marks the iteration of the first sign
+    (support/collapse_signs.py).
     """
     iterations, values = stack_seeds(rows, metric)  # (I,), (S, I)
     if not len(iterations):
@@ -123,11 +125,10 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw the reference players that all curves share. A shared player obeys every policy's
-    limits on turns and actions (`players_under_limits`) and has the same success in the runs of all
-    curves.
+    """Draw the reference players that obey every policy's limits on turns and actions
+    (`players_under_limits`). Leave out a player whose success differs between curves.
 
-    Returns: the labels of the shared players."""
+    Returns: the labels of the drawn players."""
     players = []
     for rows in curves.values():
         wins = {name: games[0] for name, games in wins_of_run(rows).items()}
@@ -143,8 +144,9 @@ def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
 
 
 def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the I iterations in which any of the S seeds has a value of the metric, and the values
-    (S, I). NaN means that a seed has no value in an iteration."""
+    """Return the iterations in which at least one seed has a value of the metric, and the values of
+    all seeds. For I iterations and S seeds, the shapes are (I,) and (S, I). NaN means that a seed
+    has no value in an iteration."""
     seeds = [series(row).get(metric, {}) for row in rows]
     iterations = sorted(set().union(*seeds))
     values = []

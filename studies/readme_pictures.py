@@ -1,9 +1,9 @@
-"""Draw four of the five pictures of README.md again.
+"""Redraw four of the five pictures of README.md.
 
     make figures        # or: python -m studies.readme_pictures
 
 - docs/flagship.png: success before and after RL, from the results in studies/imitation/rows/.
-- docs/algorithm.png: one iteration of the algorithm, from studies/diagram.py.
+- docs/algorithm.png: one iteration of the algorithm, drawn by studies/diagram.py.
 - docs/agent.gif: a game of out/frozenlake_ppo, the run of `make train`. If this run is not
   finished, the script first starts or continues the run (7 CPU-minutes in all).
 - docs/view.png: a screenshot of the web page of this run.
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 DOCS = Path("docs")
 WORLDS = {"sokoban": "Sokoban, 6x6 rooms", "frozenlake": "FrozenLake, slippery"}
-# Maps a player (a row of studies/imitation/table.md) to the label of its line in the picture.
+# Maps a player (a row of studies/imitation/table.md) to the label of its line in docs/flagship.png.
 REFERENCES = {
     PLAYERS["optimal, 5 a turn"]: "optimal play",
     PLAYERS["random, closed loop"]: "random actions",
 }
-# Maps a row of studies/imitation/table.md to the label and colour of its bar in the picture.
+# Maps a row of studies/imitation/table.md to the label and colour of its bar in docs/flagship.png.
 BARS = {BASE: ("before RL", "#9aa0a6"), "PPO": ("after RL", COLORS[0])}
 SEED = {
     "marker": "o",
@@ -95,7 +95,7 @@ def train() -> None:
     """Start or continue the run in the folder RUN. If this run is finished, train.py only prints
     the report of the run.
 
-    Raises: UserError if train.py fails, for example because the run has other settings."""
+    Raises: UserError if train.py fails, for example because RUN holds a run with other settings."""
     command = [sys.executable, *TRAIN]
     if subprocess.run(command).returncode:
         raise UserError(f"the run {RUN} is not finished; see the message above")
@@ -126,7 +126,7 @@ def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
     """Draw the mean success and its 95 % interval for each row of BARS. If a row has several seeds,
     draw a dot for each seed.
 
-    Args: rates: maps the name of a row to its shares of won games, (seeds, prompts)."""
+    Args: rates: maps the name of a row to an array (seeds, prompts) of shares of won games."""
     for place, (row, (_, color)) in enumerate(BARS.items()):
         wins = 100 * rates[row]
         mean = wins.mean()
@@ -166,12 +166,12 @@ def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -
 
 
 def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
-    """Raises: UserError if `is_wanted` is true for no trajectory."""
+    """Return the index of the first wanted trajectory. Raises: UserError if there is none."""
     for number, trajectory in enumerate(data["trajectories"]):
         if is_wanted(trajectory):
             return number
     raise UserError(
-        f"{data['runs'][0]['name']} has no recorded game that fits the picture, which shows a slip"
+        f"{data['runs'][0]['name']} has no recorded game that fits the picture of a slip"
     )
 
 

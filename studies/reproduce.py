@@ -2,9 +2,9 @@
 
 `fig5` to `fig11`, `trap` and `table2` to `table4` belong to arXiv 2504.20073. `quest`, `turns`,
 `density`, `split` and `ratio` belong to arXiv 2510.01132. This repository adds `credit` and
-`collapse` (tiny model), and `echo_trap`, `jobs` and `guess` (SmolLM2-135M).
+`collapse` for the tiny model, and `echo_trap`, `jobs` and `guess` for SmolLM2-135M.
 
-    python -m studies.reproduce fig9                         # all its runs, two at a time
+    python -m studies.reproduce fig9                         # all runs of fig9, two at a time
     python -m studies.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
     python -m studies.reproduce fig5 fig7 fig9 --dry_run=True     # commands and estimated hours
     python -m studies.reproduce fig9 --draw=True             # no runs, only tables and pictures
@@ -50,11 +50,11 @@ for study, experiments in STUDIES.items():
     STUDY_OF |= dict.fromkeys(experiments, study)
 
 OPTIONS = {
-    "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = default of the first experiment named
+    "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = default of the first named experiment
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = `jobs` of the scale
     "only": "",  # run only the curves whose label contains this text
-    # Start finished runs, too. If out/runs/ still has the folder of a finished run, train.py finds
+    # Also start finished runs. If out/runs/ still has the folder of a finished run, train.py finds
     # the run there and does not repeat it. To repeat a run, remove its folder first.
     "again": False,
     "dry_run": False,
@@ -78,7 +78,7 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
 
 
 def choose_scale(names: Sequence[str], given: str) -> str:
-    """Return the scale: the given one, or else the default of the first experiment.
+    """Return the given scale. If it is empty, return the default of the first experiment.
 
     Raises: UserError for an unknown scale, or if an experiment does not run at the scale."""
     if given and given not in SCALES:
@@ -208,7 +208,7 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     """Estimate the hours of a run, without its SFT stage.
 
-    If there are finished runs with these settings and any seed, use the mean of their seconds per
+    If runs that differ at most in the seed are finished, use the mean of their seconds per
     iteration. Otherwise use the estimates in SCALES."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
@@ -228,7 +228,7 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
 
 
 def show(name: str, scale: str) -> str:
-    """Write table, points (CSV) and picture of the finished runs of an experiment.
+    """Write the table, the points (CSV) and the picture of an experiment from its finished runs.
 
     Returns: the table."""
     experiment = EXPERIMENTS[name]

@@ -42,11 +42,11 @@ SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 
 
 def finished_rows() -> dict[Config, dict]:
-    """Return settings -> row, for the files in studies/*/rows/ except those in OTHER_ROWS.
+    """Map the settings of each run to its row, from the files in studies/*/rows/.
 
-    The values of settings in ONLY_WRITING are ignored. Settings without a value get their defaults.
-    Rows with unknown settings are left out. A row of the tiny model is left out if its run started
-    from other weights than those in base/.
+    The files in OTHER_ROWS are left out. The values of settings in ONLY_WRITING are ignored.
+    Settings that a row lacks get their defaults. Rows with unknown settings are left out. A row of
+    the tiny model is left out if its run started from other weights than those in base/.
     """
     found = {}
     known = {field.name for field in fields(Config)}
@@ -85,7 +85,7 @@ def base_of(arguments: Sequence[str]) -> str:
 
 def run(curve: Curve, scale: str, seed: int, study: str) -> str:
     """Train one seed of a curve and write its row into studies/STUDY/rows/. Returns: the failure in
-    words; '' after success."""
+    words, or '' after success."""
     command = train_command(curve, scale, seed)
     config = command.config()
     out_dir = command.out_dir
@@ -103,8 +103,8 @@ def run(curve: Curve, scale: str, seed: int, study: str) -> str:
 
 
 def launch(command: Command) -> str:
-    """Start or continue a command and wait for its end. Returns: the failure in words; '' after
-    success."""
+    """Start or continue a command and wait for its end. Returns: the failure in words, or ''
+    after success."""
     out_dir = command.out_dir
     log = Path(f"{out_dir}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -127,10 +127,10 @@ def launch(command: Command) -> str:
 def make_row(command: Command, config: Config, sft: Command | None) -> dict:
     """Return the row of a finished run, from the files in its folder.
 
-    "curve" holds the success at each evaluation, "series" the metrics of every iteration.
-    "successes" holds lists with a number for each evaluation prompt: 1 for success, else 0. Each
-    environment has a list for every reference player, one for the policy before RL, and one for the
-    policy after RL."""
+    "curve" holds the success at each evaluation. "series" holds the metrics of every iteration.
+    "successes" holds a list for each environment and player. The players are the reference players,
+    the policy before RL and the policy after RL. A list has a number for each evaluation prompt: 1
+    for success, 0 for failure."""
     out_dir = command.out_dir
     steps = read_rows(out_dir / "metrics.jsonl")
     num_steps = max(1, len(steps))
@@ -166,12 +166,13 @@ def describe_machine() -> str:
 def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict[str, float]:
     """Return how much data and CPU time a run used.
 
-    "demonstrations" counts each demonstration once, "times shown" each time that SFT trains on it.
-    "instances" counts the initial states, one for each group. "tokens, expert" counts a token of a
-    reply each time that SFT trains on it. "tokens, policy" counts the tokens of replies in
-    rollouts. With dynamic sampling (sampling_rounds > 1), an iteration can sample more than
-    num_groups groups. But "instances", "rollouts" and "tokens, policy" are computed as if every
-    iteration sampled exactly num_groups groups. The CPU times do not include evaluations.
+    "demonstrations" counts each demonstration once. "times shown" counts a demonstration each time
+    that SFT trains on it. "instances" counts the initial states, one for each group.
+    "tokens, expert" counts a token of a reply each time that SFT trains on it. "tokens, policy"
+    counts the tokens of replies in rollouts. With dynamic sampling (sampling_rounds > 1), an
+    iteration can sample more than num_groups groups. But "instances", "rollouts" and
+    "tokens, policy" are computed as if every iteration sampled exactly num_groups groups. The CPU
+    times do not include evaluations.
     """
     shown = 0
     different = 0
@@ -204,7 +205,7 @@ def rounded(values: Sequence[float | None]) -> list[float | None]:
 
 
 def first_warning(steps: Sequence[dict]) -> list | None:
-    """Return [iteration, sentence] of the first warning of collapse; None without a warning."""
+    """Return the iteration and the sentence of the first warning of collapse, or None."""
     for num_steps, step in enumerate(steps, 1):
         sentences = new_warnings(steps[:num_steps])
         if sentences:

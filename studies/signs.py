@@ -1,7 +1,8 @@
 """Find collapses, and signs that should announce them, in the recorded metrics of a run.
 
-- A run has collapsed if success is 20 points or more below the best success so far, in at least the
-  last two evaluations. The collapse is at the first of these low evaluations.
+- An evaluation is low if its success is 20 points or more below the best success so far. A run has
+  collapsed if at least its last two evaluations are low. The collapse is at the first of these
+  evaluations.
 - A metric that should rise before a collapse shows a sign if
   `median(last 3 iterations) > factor * median(iterations 1 to 5)`. A metric that should fall shows
   a sign if `factor * median(last 3 iterations) < median(iterations 1 to 5)`. A metric whose median
@@ -14,15 +15,15 @@ from typing import NamedTuple
 from studies import tables
 
 DROP = 0.2  # success is low if it is at least DROP below the best success so far
-WINDOW = 3  # a sign compares medians of the latest WINDOW iterations and of iterations 1 to FIRST
+WINDOW = 3  # a sign compares the median over the last WINDOW iterations with the first level
 FIRST = 5  # the first level of a metric is its median over iterations 1 to FIRST
 
 Row = dict  # the results of a run, see studies/runs.py
 
 
 class Sign(NamedTuple):
-    """A metric, and the factor by which it must rise above or fall below its first level (its
-    median over iterations 1 to 5)."""
+    """A sign of collapse: `metric` rises above `factor` times its first level, or falls below
+    1 / `factor` of its first level. The first level is the median over iterations 1 to 5."""
 
     metric: str
     rises: bool
@@ -36,13 +37,13 @@ class Sign(NamedTuple):
 
 def collapse_iteration(row: Row) -> int | None:
     """Return the iteration of the evaluation at which a run collapses, or None."""
-    successes = tables.series(row)["eval_success"]  # iteration -> success; 0 is before RL
+    successes = tables.series(row)["eval_success"]  # maps iterations to success; 0 is before RL
     iterations = sorted(successes)
     start = None  # iteration at which success became low; None while it is not low
     best = 0.0
     for iteration in iterations:
         best = max(best, successes[iteration])
-        is_low = best - successes[iteration] >= DROP - 1e-9  # 0.7 - 0.5 is below 0.2 by rounding
+        is_low = best - successes[iteration] >= DROP - 1e-9  # in floating point, 0.7 - 0.5 < 0.2
         if not is_low:
             start = None
         elif start is None:

@@ -14,7 +14,7 @@ from tools.plotting.tables import markdown, short_commit
 from utils.files import replace_file
 
 Rows = list[dict]  # results of one method, a dict ("row") for each seed; see studies/runs.py
-Curves = dict[str, Rows]  # label of a method -> its rows; [] if no run is finished
+Curves = dict[str, Rows]  # maps the label of a method to its rows ([] if no run is finished)
 
 HEADINGS = (
     "curve",
@@ -46,7 +46,7 @@ or 5) has the policy's limit on turns and chooses at most k actions a turn."""
 
 
 def wins_by_env(rows: Rows) -> dict[str, Wins]:
-    """Return environment -> wins, for all environments in which the runs were scored."""
+    """Map each environment in which the runs were scored to the wins in this environment."""
     return {env: wins_in(env, rows) for env in rows[0]["successes"]}
 
 
@@ -66,7 +66,8 @@ def wins_of_run(rows: Rows) -> Wins:
 
 
 def series(row: dict) -> dict[str, dict[int, float]]:
-    """Return metric -> iteration -> value. "eval_success" also has iteration 0, before RL."""
+    """Map each metric to its values by iteration. "eval_success" also has a value at iteration 0,
+    before RL."""
     start = wins_of_run([row])["start"]
     success = {0: float(start.mean())}
     for iteration, value in row["curve"].items():
@@ -81,7 +82,7 @@ def series(row: dict) -> dict[str, dict[int, float]]:
 
 
 def write_points(path: Path, curves: Curves) -> None:
-    """Write a CSV file with a row for every value of every metric, seed and curve."""
+    """Write the values of all metrics of all runs into a CSV file, one value per row."""
     with replace_file(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("curve", "seed", "iteration", "metric", "value"))
@@ -123,7 +124,7 @@ def fill(page: str, contents: dict[str, str]) -> str:
     """Replace tables of a page. A table is between the marks "<!-- table: NAME -->" and
     "<!-- end of table -->".
 
-    Args: contents: NAME -> Markdown of the table.
+    Args: contents: the Markdown of each table, by NAME.
     Raises: UserError if a mark is missing."""
     for name, content in contents.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end of table -->"
@@ -145,7 +146,7 @@ def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
 
 
 def success_lines(curves: Curves) -> list[str]:
-    """Return a table with a row for each curve and scored environment."""
+    """Return a table with a row for each curve in each scored environment."""
     lines = []
     for label, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
@@ -164,7 +165,7 @@ def success_lines(curves: Curves) -> list[str]:
 
 
 def cost_lines(curves: Curves) -> list[str]:
-    """Return a table of the mean costs of every curve; [] if no curve uses demonstrations."""
+    """Return a table of the mean costs of every curve, or [] if no curve uses demonstrations."""
     all_rows = [row for rows in curves.values() for row in rows]
     if not any(row["costs"]["demonstrations"] for row in all_rows):
         return []
@@ -182,14 +183,14 @@ def cost_lines(curves: Curves) -> list[str]:
 def player_lines(curves: Curves) -> list[str]:
     """Return a table with a column for each reference player. Curves whose players have the same
     success share a row."""
-    # curve (or "curve on environment") -> player -> success rate as text
+    # Maps a name from `names_of_envs` to the success rate of each player, as text.
     rates: dict[str, dict[str, str]] = {}
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
             players = [player for player in wins if player not in POLICIES]
             rates[name] = {player: rate_text(wins[player]) for player in players}
     headings = list(dict.fromkeys(player for found in rates.values() for player in found))
-    names_of: dict[tuple[str, ...], list[str]] = {}  # cells of a row -> names that share the row
+    names_of: dict[tuple[str, ...], list[str]] = {}  # maps the cells of a row to its names
     for name, found in rates.items():
         cells = tuple(found.get(player, "-") for player in headings)
         names_of.setdefault(cells, []).append(name)

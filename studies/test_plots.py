@@ -57,7 +57,7 @@ def draw(metric, rows):
 
 def test_a_curve_is_the_mean_of_its_seeds():
     axes = draw("reward", ROWS)
-    # The x axis counts epochs, 5 an iteration.
+    # The x axis counts epochs. An iteration has 5 epochs.
     assert lines_of(axes) == [([5, 10], [2.0, 4.0]), ([5], [2.0])]
     assert {(5, 1.0), (5, 3.0), (10, 4.0)} <= set(corners_of(axes))
     axes = draw("eval_success", ROWS)

@@ -22,7 +22,7 @@ START = "Turn 1 of 5, 10 actions left.\nP_\nOG"
 
 @pytest.fixture
 def panels(monkeypatch, tmp_path):
-    """Draw docs/flagship.png into a temporary file. Returns: title -> panel (Axes)."""
+    """Draw docs/flagship.png into a temporary file. Returns: the panels (Axes) by title."""
     drawn = []
     original = Figure.subplots
 
@@ -38,7 +38,7 @@ def panels(monkeypatch, tmp_path):
 
 
 def table_in_readme():
-    """Read README's table. Returns: name of the row -> [cell of Sokoban, cell of FrozenLake]."""
+    """Read README's table. Map the name of each row to its cells of Sokoban and FrozenLake."""
     table = {}
     for line in (ROOT / "README.md").read_text().splitlines():
         cells = [cell.strip(" *") for cell in line.split("|")]
@@ -94,7 +94,8 @@ def test_the_commands_and_the_picture_come_first():
 
 
 def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tmp_path):
-    """Scores 1, 0, 0, 1 have mean 1/2 and standard deviation 0.577: (1 - 1/2) / 0.577 is 0.87."""
+    """Scores 1, 0, 0, 1 have mean 1/2 and standard deviation 0.577. So score 1 has the advantage
+    (1 - 1/2) / 0.577 = 0.87."""
     drawn = []
     monkeypatch.setattr(diagram, "draw_heads", drawn.append)
     diagram.draw_algorithm(tmp_path / "algorithm.png")
@@ -112,9 +113,9 @@ def write_run(folder, *, moves):
     """Write the folder of a run with three games: two are lost after one turn each, and the third
     is won after three turns.
 
-    Args: moves: a list of one direction, in which the agent moves in the first turn of each game.
-        The agent chooses Right in this turn. With ["Down"], the agent slips: it moves in another
-        direction than the chosen one."""
+    Args: moves: the agent's move in the first turn of each game, as a list with one direction.
+        The agent chooses Right in this turn. With ["Down"], the agent slips: it moves Down
+        instead."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}
     lost = record(LAKE, [turn], step=20, group=3, kept=True, filter_value=0.5)
     first = {**lost, "step": 1}
@@ -165,7 +166,8 @@ def test_the_run_is_trained_first(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     makefile = (ROOT / "Makefile").read_text()
     assert commands == [list(readme_pictures.TRAIN)]
-    assert f"python {' '.join(readme_pictures.TRAIN)} $(ARGS)" in makefile  # run by `make train`
+    # `make train` runs this command.
+    assert f"python {' '.join(readme_pictures.TRAIN)} $(ARGS)" in makefile
 
 
 def test_the_command_has_no_options():

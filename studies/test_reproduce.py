@@ -38,8 +38,8 @@ FLAT = [0.5, None]  # values of a metric in two iterations; None: not measured
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """Make a folder with config/ and studies/, and go there. studies/ holds the folders of three
-    studies, without files. Returns: the path of studies/."""
+    """Make a folder with config/ and studies/, and go there. In studies/, each of three studies has
+    an empty folder rows/. Returns: the path of studies/."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
     for study in ("papers", "credit", "collapse"):
@@ -80,7 +80,7 @@ def refuse_to_launch(monkeypatch):
 
 
 def record_launches(monkeypatch, exit_code=0):
-    """Return a list to which each launch adds its command, instead of running the command."""
+    """Make each launch add its command to a list, but run nothing. Returns: the list."""
     launched = []
 
     def record(words, **_):
@@ -219,8 +219,8 @@ def test_table_by_hand(results):
     head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
-    # After RL, the two seeds win 3 and 4 of 4 games. Before RL, the two seeds are one model, which
-    # wins 1 of 4 games.
+    # After RL, seed 0 wins 3 of 4 games, and seed 2 wins all 4. Before RL, both seeds have the same
+    # model, which wins 1 of 4 games.
     low, high = wilson_interval(1, 4)
     assert row["start"] == f"25.0 [{100 * low:.1f}, {100 * high:.1f}]"
     ends = np.array([SUCCESSES["after RL"], second["after RL"]])
@@ -267,8 +267,8 @@ def test_points_of_two_seeds(results, monkeypatch):
     reproduce.show("fig6", "tiny")
     lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # After the heading, the lines of seed 0 are two evaluations and one value of each metric in
-    # SERIES. The lines of seed 1 are two evaluations and two values of the reward.
+    # After the heading, seed 0 has two lines for evaluations, and one line for each metric in
+    # SERIES. Seed 1 has two lines for evaluations, and two lines for the reward.
     assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",
@@ -403,7 +403,7 @@ def test_dry_run(results, capsys, monkeypatch):
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "6 runs, 1 of them finished" and len(lines) == 5 + 1
     bandit, lake = lines[:2]
-    # 200 iterations, each with a rollout of 0.4 s and four optimizer steps of 0.3 s
+    # 200 iterations, each with a rollout of 0.4 s and four optimizer steps of 0.3 s each
     configs = "config/bandit_ppo.py config/methods/starpo_vanilla.py config/models/tiny.py"
     assert bandit.startswith(f"python train.py {configs}") and bandit.endswith("# 0.09 h")
     # 200 iterations of 36 s, the time in the row of seed 1
@@ -423,9 +423,9 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """Seed 0 has no row, so its hours come from the row of seed 1. Each seed's run starts from the
-    SFT model of this seed. So the two runs differ in the setting `model`, a path that names the
-    seed. The estimate must ignore this difference."""
+    """Seed 0 has no row, so its hours come from the row of seed 1. The run of each seed starts
+    from the SFT model of the same seed. So the two runs differ in the setting `model`, a path that
+    names the seed. The estimate must ignore this difference."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )
@@ -545,8 +545,8 @@ def test_two_iterations_of_one_entry_per_experiment(results, monkeypatch):
 
 
 def test_what_a_run_writes_does_not_identify_it(results):
-    """Rows of old runs can hold the former setting `num_samples`. This setting chose only what a
-    run recorded. So `finished_rows` ignores this setting."""
+    """Rows of old runs can hold the former setting `num_samples`. This setting changed only what
+    a run recorded. So `finished_rows` ignores this setting."""
     trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
     (path,) = results.glob("*/rows/*")

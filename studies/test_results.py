@@ -30,7 +30,8 @@ SEEDS = rf"(?:\*\*)? \(({NUMBER}(?:, {NUMBER})+)\)"
 
 
 def find_exclusions(text):
-    """Return the intervals in a text that exclude their own mean or the result of a seed."""
+    """Return the wrong intervals in a text. An interval is wrong if its own mean or the result of a
+    seed lies outside."""
     bad = []
     for found in re.finditer(f"{INTERVAL}(?:{SEEDS})?", text):
         mean, low, high, seeds = found.groups()
@@ -75,7 +76,7 @@ PLACES = {"out_dir", "model", "seed"}
 
 @pytest.mark.parametrize("name", comparison.WORLDS)
 def test_rows_of_the_comparison_have_the_settings_of_their_method(name):
-    """A recorded row is found by its file name, so its settings could be older than config/."""
+    """`read_row` checks no settings, so a row could have older settings than those in config/."""
     for row, method in comparison.WORLDS[name].methods.items():
         make_command = train_command if method.has_rl else sft_command
         for seed in (0, 1, 2):

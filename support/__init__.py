@@ -1,4 +1,4 @@
-"""What commands do besides the algorithm: read arguments, keep runs, measure and print.
+"""What the commands need besides the algorithm: arguments, run folders, measurements and output.
 
 Before a run:     terminal, arguments, preflight, no_effect
 A run's folder:   run, run_folder, run_lock, checkpoint, settings_history

@@ -82,7 +82,7 @@ class Job:
     config: Config
     options: dict  # option -> value, for SCORING_OPTIONS and the script's own options
     models: list[str]  # names or folders
-    command: str = "eval.py"  # the script, for messages
+    command: str = "eval.py"  # name of the script, for messages
     sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value
 
 
@@ -105,7 +105,7 @@ def _check_against(job: Job) -> None:
     rows = [*job.models, *players]
     begins_a_row = any(name.startswith(reference) for name in rows)
     # The name of a player's row is longer than the player's name: the player "greedy" has the row
-    # "greedy, closed loop". So `reference` may also be a player's name with more text behind it.
+    # "greedy, closed loop". So `reference` may also begin with a player's name.
     continues = any(reference.startswith(name) for name in players)
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)

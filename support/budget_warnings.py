@@ -10,11 +10,11 @@ BUDGET_LIMIT = 0.1  # warn if a token limit ends at least this fraction of repli
 LAST_ROWS = 10  # number of last iterations that `budget_summary` averages
 # metrics that `budget_note` reads; rows of metrics.jsonl from older versions do not have them
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
-IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row, or in total at the end of a run
+IDLE_LIMIT = 10  # warn at this many idle iterations in a row; after a run, at this many in total
 SOLVED = 0.9  # if the mean success of idle iterations is at least this, the task counts as solved
 # If less than this fraction of the replies is valid, a warning about idle iterations advises SFT on
-# the format of replies. If the warning has a `budget_note`, the note already gives advice about
-# cut-off replies. So for such a warning, cut-off replies count as valid.
+# the format of replies. If the warning has a `budget_note`, cut-off replies count as valid in this
+# comparison, because the note already gives advice about them.
 FEW_VALID = 0.5
 
 
@@ -54,7 +54,7 @@ def budget_warning(history: Sequence[dict]) -> str:
 
 
 def budget_summary(history: Sequence[dict]) -> str:
-    """The `budget_note` for the means of the last LAST_ROWS iterations; "" for none."""
+    """Apply `budget_note` to the mean metrics of the last LAST_ROWS iterations; "" for no note."""
     note = budget_note(mean_budgets(history[-LAST_ROWS:]))
     return f"in the last iterations, {note}" if note else ""
 
@@ -85,7 +85,7 @@ def idle_warning(history: Sequence[dict]) -> str | None:
 
 
 def idle_summary(history: Sequence[dict]) -> str | None:
-    """A warning if all iterations were idle, or at least IDLE_LIMIT of them; else None."""
+    """A warning if all iterations or at least IDLE_LIMIT iterations were idle; None otherwise."""
     num_idle = sum(not row["kept_groups"] for row in history)
     if num_idle and (num_idle == len(history) or num_idle >= IDLE_LIMIT):
         return _describe(history)

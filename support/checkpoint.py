@@ -54,8 +54,8 @@ from utils.checksums import (
 from utils.files import fsync_path, read_json
 from utils.json_shapes import check_shape
 
-# If the wait for checkpoints takes more than this fraction of a run's time, the run prints the
-# length of the wait at its end.
+# If a run waits for checkpoints for more than this fraction of its time, it prints the length of
+# the wait at the end.
 LONG_WAIT = 0.05
 FORMAT = 1
 ITERATION = "iteration.json"  # file in best/ and policy/
@@ -69,7 +69,7 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 class Saver:
-    """Writes the checkpoints of a run in a thread.
+    """Writes the checkpoints of a run from a separate thread.
 
     All ranks must make the same calls, because they write each checkpoint together.
     """
@@ -82,7 +82,8 @@ class Saver:
         self.writing: Future | None = None
         self.memory: Tensor | None = None  # allocated once, because pinning takes seconds
         self.buffers: dict | None = None  # tensors in `memory`
-        # The thread has its own process group, so its collectives do not mix with training's.
+        # The collectives of the thread must not mix with those of training, so the thread has its
+        # own process group.
         self.group = dist.new_group(backend="gloo")
         self.began = time.perf_counter()
         self.paused_s = 0.0
@@ -107,8 +108,8 @@ class Saver:
         A thread then writes checkpoint-STEP and removes old checkpoints.
 
         Args:
-            state: tensors in nested dicts, such as those of `training_state`.
-            counts: the content of state.json without "format". It must have a key "step".
+            state: nested dicts of tensors, such as the result of `training_state`.
+            counts: the content of state.json without "format". The key "step" is required.
         Raises: UserError if the previous checkpoint could not be written.
         """
         self.wait()
@@ -160,7 +161,7 @@ class Saver:
     def _remove_others(self, final: Path) -> None:
         """Keep the last `keep` checkpoints up to `final`, and remove all others.
 
-        Checkpoints after `final` are damaged. A restart found the damage, and continued the run
+        If a checkpoint is later than `final`, a restart found it damaged, and continued the run
         from an older checkpoint.
         """
         old = self.out_dir / "old"
@@ -175,10 +176,10 @@ class Saver:
 
 
 class ShardWriter(dcp.HuggingFaceStorageWriter):
-    """Writes files for dcp.HuggingFaceStorageReader, with `save_file` of safetensors.
+    """Uses `save_file` of safetensors to write files for dcp.HuggingFaceStorageReader.
 
     The base class turns all tensors into bytes before it writes the first one. These bytes double
-    the memory, and making them holds the GIL, which training needs.
+    the memory. The conversion also holds the GIL, which training needs.
     """
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> torch.futures.Future:
@@ -237,7 +238,7 @@ def _reason(error: BaseException) -> BaseException:
 
 
 def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
-    """The tensors that training changes: {module: {"weights": ..., "moments": ...}}.
+    """The tensors that training changes, as {module: {"weights": ..., "moments": ...}}.
 
     Learning rates and betas are not included: a run takes them from its settings.
     """
@@ -256,7 +257,7 @@ def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
 
 def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Create the moments of an optimizer that has made no step."""
-    # get_state_dict makes an optimizer step with learning rate 0, so reset the step counter.
+    # get_state_dict creates moments by a step with learning rate 0, so reset the step counter.
     get_state_dict(module, optimizer)
     for moments in optimizer.state.values():
         moments["step"].zero_()
@@ -283,11 +284,12 @@ def to_cpu(state, buffers=None):
 def make_buffers(state: dict) -> tuple[Tensor, dict]:
     """Allocate one buffer with room for the tensors in nested dicts.
 
-    A GPU copies several times faster into pinned memory than into ordinary memory. torch's own
-    pinned memory rounds each tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B
-    model. So the buffer is allocated as ordinary memory, and then CUDA pins it.
+    A GPU copies several times faster into pinned memory than into ordinary memory. When torch
+    allocates pinned memory, it rounds the size of each tensor up to a power of two. PPO with a 0.5B
+    model then needs 22 GB instead of 12 GB. So the buffer is allocated as ordinary memory, and then
+    CUDA pins it.
 
-    Returns: the buffer, uint8; the tensors in it, in dicts like those of `state`.
+    Returns: the buffer, of type uint8, and the tensors in the buffer, in nested dicts like `state`.
     """
     tensors = list(_tensors_in(state))
     sizes = [_aligned(_local(tensor).nbytes) for tensor in tensors]
@@ -336,9 +338,9 @@ def _local(tensor: Tensor) -> Tensor:
 def newest(out_dir: Path) -> Path | None:
     """The newest undamaged checkpoint, the same on every rank; None if there is no checkpoint.
 
-    Raises: UserError if all checkpoints are damaged, or if state.json of the newest undamaged
-        checkpoint has a format other than FORMAT, or a step other than the step in the folder's
-        name.
+    Raises: UserError if all checkpoints are damaged. UserError if state.json of the newest
+        undamaged checkpoint has a format other than FORMAT, or a step other than the step in the
+        folder's name.
     """
     found = _newest_on_rank_0(out_dir) if parallel.rank() == 0 else None
     return parallel.all_gather_lists([found])[0][0]
@@ -372,7 +374,7 @@ def _check_state(folder: Path) -> None:
 def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
     """Load a checkpoint into modules and optimizers.
 
-    The run that wrote the checkpoint can have had another number of ranks.
+    The checkpoint may come from a run with another number of ranks.
 
     Returns: the content of state.json.
     Raises: UserError if the checkpoint lacks a tensor that this run trains, or holds a weight that
@@ -486,7 +488,7 @@ def _save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) ->
 
 
 def _full_weights(policy: Policy) -> dict[str, Tensor]:
-    """Name -> weight, on the CPU of rank 0; {} on other ranks.
+    """The full weights by name, on the CPU. Ranks other than 0 get an empty dict.
 
     An LM head is left out if it is tied to the embedding.
     """

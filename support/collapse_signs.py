@@ -1,8 +1,8 @@
-"""Detects the Echo Trap from rows of metrics.jsonl: regimes, signs of collapse and early stops.
+"""Derives regimes, signs of collapse and early stops from metrics.jsonl, to detect the Echo Trap.
 
 In the Echo Trap an agent repeats itself, and rewards inside a group stop varying. Source:
-https://arxiv.org/abs/2504.20073. Regimes and early stops are those of RAGEN-2,
-https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md explains the thresholds.
+https://arxiv.org/abs/2504.20073. Regimes and early stops come from RAGEN-2
+(https://github.com/mll-lab-nu/RAGEN). docs/diagnostics.md explains the thresholds.
 """
 
 import math
@@ -15,33 +15,34 @@ WINDOW = 5  # iterations; the level of a metric is its median over WINDOW iterat
 PERIOD = 10
 
 # Regimes. MI is the mutual information of thought and prompt. Its upper bound H(X) is the entropy
-# of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read their prompts,
-# and under 0.01 H(X) for models that did not.
-LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
-# Entropy is low below this, in nats per token. A choice between two tokens with probabilities 0.99
-# and 0.01 has an entropy of 0.056.
+# of the prompts (metric `mi_bound_first`). We measured an MI over 0.9 H(X) for models that read
+# their prompts, and under 0.01 H(X) for models that did not.
+LOW_MI_SHARE = 0.25  # MI below this share of H(X) is low
+# Entropy below this number of nats per token is low. A choice between two tokens with probabilities
+# 0.99 and 0.01 has an entropy of 0.056.
 LOW_ENTROPY = 0.05
-LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first value
+LOW_ENTROPY_SHARE = 0.25  # entropy below this share of its first value is also low
+# Until MI has been measured, `classify_regime` uses STD_DROP and HIGH_SUCCESS instead of MI.
 
-# Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
-# PERIOD iterations, so ENTROPY_JUMP is larger. The gradient norm is not used as a sign: in 48 runs
-# that collapsed, its level was never above 10 times its median over the first PERIOD iterations
-# (studies/collapse/README.md).
-# While no MI has been measured, `classify_regime` uses STD_DROP and HIGH_SUCCESS instead of MI.
-# sign: the std of rewards inside groups falls below this share of its level PERIOD iterations ago
+# Signs of collapse. The gradient norm is not used as a sign: in 48 runs that collapsed, its level
+# was never above 10 times its median over the first PERIOD iterations (studies/collapse/README.md).
+#
+# It is a sign if the std of rewards inside groups falls below this share of its level PERIOD
+# iterations ago.
 STD_DROP = 0.5
 # At this success rate or above, a low std is no sign of collapse, because success also makes the
 # rewards inside a group more equal.
 HIGH_SUCCESS = 0.5
-# sign: the level of entropy rises or falls by over this factor within PERIOD iterations. If both
-# levels, the old and the new, are at most LOW_ENTROPY, the change is no sign.
+# It is a sign if the level of entropy rises or falls by more than this factor within PERIOD
+# iterations. If both levels, the old and the new, are at most LOW_ENTROPY, the change is no sign.
+# In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within PERIOD iterations.
 ENTROPY_JUMP = 4
 
-# Early stops, as in RAGEN-2.
-# stop: in each of the last PERIOD iterations, the std of rewards inside groups was below this share
-# of its mean over the first PERIOD iterations
+# Early stops of runs with --early_stop=True, as in RAGEN-2.
+# A run stops if, in each of the last PERIOD iterations, the std of rewards inside groups was below
+# this share of its mean over the first PERIOD iterations.
 STALE_STD_SHARE = 0.1
-DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a row
+DEAD_SUCCESS = 0.01  # a run stops if success is below this in WINDOW evaluations in a row
 
 
 def early_stop_reason(history: Sequence[dict]) -> str | None:
@@ -61,7 +62,7 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 
 
 def new_warnings(history: Sequence[dict]) -> list[str]:
-    """A sentence for each sign of collapse that the last row has and the row before it has not.
+    """A sentence for each sign of collapse that begins at the last row.
 
     In most runs that collapse and have a warning, the first warning comes after success has fallen,
     too late to predict the collapse (studies/collapse/README.md).
@@ -75,7 +76,7 @@ def new_warnings(history: Sequence[dict]) -> list[str]:
 
 
 def signs_of_collapse(history: Sequence[dict]) -> dict[str, str]:
-    """The signs of collapse at the last row: metric -> "from OLD to NEW"."""
+    """Map the name of each sign of collapse at the last row to its change, "from OLD to NEW"."""
     signs = {}
     std = _levels(history, "in_group_reward_std")
     success = _levels(history, "success")
@@ -91,14 +92,14 @@ def signs_of_collapse(history: Sequence[dict]) -> dict[str, str]:
 
 
 def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
-    """RAGEN-2's regime after an iteration, by entropy and mutual information of thoughts.
+    """RAGEN-2's regime after an iteration. Entropy and mutual information of thoughts decide it:
 
-        diverse     entropy and mutual information are high: healthy
-        template    thoughts vary, but not with the prompt
-        compressed  thoughts are certain and depend on the prompt
-        collapsed   entropy and mutual information are low
+        diverse     both are high: healthy
+        template    only entropy is high: thoughts vary, but do not depend on the prompt
+        compressed  only mutual information is high: thoughts are certain and depend on the prompt
+        collapsed   both are low
 
-    Entropy and mutual information are those of the last measurement on thoughts of first turns. A
+    Entropy and mutual information come from the last measurement on thoughts of first turns. A
     measurement on a single prompt does not count, because its mutual information is always 0.
 
     If no measurement counts, the metric `entropy` replaces the entropy of thoughts. Mutual
@@ -125,7 +126,7 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
 
 
 def _shows_trap(rows: Sequence[dict]) -> bool:
-    """Whether rewards in groups vary less than half as much as at first, and most games fail."""
+    """Whether the std of rewards in groups is below half of its first level and most games fail."""
     std = _levels(rows, "in_group_reward_std")
     success = _levels(rows, "success")
     return std.now < STD_DROP * std.first and success.now < HIGH_SUCCESS
@@ -137,7 +138,7 @@ class Levels(NamedTuple):
     A NaN median never leads to a sign of collapse, because < and > with NaN are false."""
 
     first: float  # over the first PERIOD iterations
-    before: float  # over the WINDOW iterations that end PERIOD iterations ago
+    before: float  # over the WINDOW iterations before the last PERIOD iterations
     now: float  # over the last WINDOW iterations
 
 

@@ -1,4 +1,4 @@
-"""Every metric of a training run: name, group, unit and meaning.
+"""Defines the name, group, unit and meaning of every metric of a training run.
 
 A row of metrics.jsonl has exactly the keys that `metric_names(config)` lists. The page
 docs/metrics.md explains all metrics. This command writes the page:
@@ -441,7 +441,7 @@ def metric_groups(config: Config) -> dict[str, str]:
 
 
 def _expand(name: str, values: dict[str, list[str]]) -> list[str]:
-    """All names that a name with placeholders stands for.
+    """Fill the placeholders of a name with all their values, and return the resulting names.
 
     >>> _expand("mi_{SAMPLING}", {"SAMPLING": ["first", "sampled"]})
     ['mi_first', 'mi_sampled']

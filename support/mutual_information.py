@@ -1,15 +1,15 @@
 """Measures collapse: whether the policy's thoughts still depend on the prompt.
 
 Entropy does not suffice: a policy can write varied thoughts that ignore the prompt. So every
-sampled thought z_i is scored after every distinct prompt x_j: l_ji = log p(z_i | x_j). Let w_j be
-the share of thoughts with prompt x_j, and l_ii the score of z_i after its own prompt. The mutual
-information in nats is
+sampled thought z_i is scored after every distinct prompt x_j. The score is l_ji = log p(z_i | x_j).
+Let w_j be the share of thoughts whose own prompt is x_j, and l_ii the score of z_i after its own
+prompt. The mutual information in nats is
 
     MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X).
 
 MI is 0 when thoughts ignore prompts. When every thought identifies its prompt, MI is H(X), the
 entropy of the prompts. Source: RAGEN-2, https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md
-explains the numbers.
+explains the measurement.
 """
 
 from configurator import Config
@@ -29,8 +29,8 @@ from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
-TIE = 1e-3  # nats; two prompts tie if a thought's log-probs after them differ by at most this
-EMA_DECAY = 0.9  # decay of the moving average of marginal_std, per measurement
+TIE = 1e-3  # nats; two prompts tie if a thought's log-probs after them differ by at most TIE
+EMA_DECAY = 0.9  # decay per measurement, for the moving average of marginal_std
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
 
@@ -47,7 +47,7 @@ def measure_collapse(
     Args:
         trajectories, rng: the same on every rank.
         history: earlier rows of metrics.jsonl, to continue the moving average of marginal_std.
-    Returns: metric name -> value. If no turn has a thought, valid_thinking_rate is the only metric.
+    Returns: metrics by name. If no turn has a thought, valid_thinking_rate is the only metric.
     """
     thoughts_by_trajectory = []
     num_turns = 0
@@ -95,14 +95,14 @@ class Thought(NamedTuple):
 
 
 class ThoughtSamples(NamedTuple):
-    """Two samples of thoughts. The name of a metric ends with its sample: mi_first, mi_sampled."""
+    """Two samples of thoughts. Metric names end with the sample's name: mi_first, mi_sampled."""
 
     first: list[Thought]  # from first turns
     sampled: list[Thought]  # from one random turn per trajectory
 
 
 def find_thoughts(trajectory: Trajectory, chat: Chat) -> list[Thought | None]:
-    """The thought of every turn; None if it is missing, empty or not closed."""
+    """The thought of every turn; None for a turn whose thought is missing, empty or not closed."""
     thoughts = []
     context: list[int] = []
     for turn in trajectory.turns:
@@ -120,8 +120,8 @@ def find_thoughts(trajectory: Trajectory, chat: Chat) -> list[Thought | None]:
 def _thought_span(turn: Turn, chat: Chat) -> range | None:
     """Indices of the sampled tokens between <think> and </think>.
 
-    The result is None if a tag is missing, or if the tags have only whitespace or no whole token
-    between them.
+    The result is None if a tag is missing, if the text between the tags is blank, or if no whole
+    token lies between the tags.
 
     The function decodes prefixes of the sampled tokens, and finds the tags by bisection. It does
     not encode the text between the tags again, because encoding could give other tokens than the
@@ -148,7 +148,7 @@ def sample_thoughts(
     max_thoughts: int,
     rng: np.random.Generator,
 ) -> ThoughtSamples:
-    """Draw the two samples: at most `max_thoughts` thoughts each, at most one per trajectory."""
+    """Draw both samples. Each has at most `max_thoughts` thoughts, at most one per trajectory."""
     first = []
     sampled = []
     order = rng.permutation(len(thoughts_by_trajectory))
@@ -165,11 +165,11 @@ def sample_thoughts(
 
 
 class ThoughtScores(NamedTuple):
-    """Log-probs of each of the thoughts (I) after each of the distinct prompts (J)."""
+    """Log-probs of I thoughts after each of J distinct prompts."""
 
-    logprobs: Tensor  # (J, I) float64, nats, sums over the tokens of thought i after prompt j
+    logprobs: Tensor  # (J, I) float64, nats; log-prob of all tokens of thought i after prompt j
     lengths: Tensor  # (I,) int64, number of tokens of each thought
-    own_prompts: Tensor  # (I,) int64, for each thought the row of its own prompt in `logprobs`
+    own_prompts: Tensor  # (I,) int64, row of each thought's own prompt in `logprobs`
 
 
 def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) -> ThoughtScores:
@@ -205,7 +205,8 @@ def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
     The definition of mutual information needs the log-probs of whole thoughts, so mi_seq is a true
     mutual information, and mi is not.
 
-    Returns: metric name without _first or _sampled -> value; docs/metrics.md explains the metrics.
+    Returns: metrics by name, without the ending _first or _sampled. docs/metrics.md explains the
+        metrics.
     >>> logprobs = torch.tensor([[0.0, -99.0], [-99.0, 0.0]])
     >>> scores = ThoughtScores(logprobs, torch.tensor([1, 1]), torch.tensor([0, 1]))
     >>> metrics = collapse_metrics(scores)
@@ -241,7 +242,7 @@ def _information(
 
 
 def _retrieval(logprobs: Tensor, own_prompts: Tensor) -> dict[str, float]:
-    """How often a thought's own prompt is among the k prompts that make the thought likeliest.
+    """How often a thought's own prompt is among the k prompts after which the thought is likeliest.
 
     If prompts tie, the result is the average over all orders of the tied prompts. So a policy that
     ignores its J distinct prompts gets exactly the chance level, min(k, J) / J.

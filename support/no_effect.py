@@ -1,10 +1,12 @@
 """Finds settings that a user gave and that have no effect.
 
+train.py and other commands print a line about such settings, for example:
+
     these settings have no effect: clip_high: an iteration makes one optimizer step, and ...
     these settings have no effect: seed, temperature: eval.py does not use them
 
-train.py and other commands print such a line. Without the line, a user may test a setting that has
-no effect in this run, and conclude that the setting does not help.
+Without the line, a user may test a setting that has no effect in this run, and conclude that the
+setting does not help.
 
 train.py names settings that have no effect because of other settings. Overlays (files in subfolders
 of config/) are made for many experiments, and some settings of an overlay may have no effect in
@@ -13,7 +15,7 @@ one experiment. So train.py names a setting of an overlay only if the setting sw
 
 Other commands name the command-line settings that they do not use. tools.sft also names the
 command-line settings that have no effect because of other settings. Only train.py names settings
-from files: the file of an experiment is written for train.py, so other commands need not use all
+from files. The file of an experiment is written for train.py, so other commands need not use all
 settings in the file.
 """
 
@@ -26,14 +28,14 @@ from pathlib import Path
 from envs import Env, make_env
 from mixtures import env_specs
 
-# (names of settings, separated by blanks; why the settings have no effect)
+# The names of settings, separated by blanks, and why the settings have no effect.
 Reason = tuple[str, str]
 
 
 # ---------- train.py
 
-# Each of these settings switches a method on. So train.py says if one of them has no effect, even
-# if an overlay gives the setting.
+# Each of these settings switches a method on. So if one of these settings has no effect, train.py
+# names the setting even if an overlay gives it.
 METHOD_SWITCHES = (
     "sequence_ratio",
     "sequence_mask",
@@ -203,7 +205,7 @@ def warn_unread(
 
     Args:
         settings_read: the names of the settings that the command reads, separated by blanks.
-        reasons: settings that the command reads, but that have no effect in this run."""
+        reasons: settings that the command reads but that have no effect in this run, and why."""
     given = [name for name, source in sources.items() if source == "command line"]
     unread = [name for name in given if name not in settings_read.split()]
     unread_reason = (" ".join(unread), f"{command} does not use {_them(unread)}")
@@ -227,7 +229,7 @@ def _them(names: Collection[str]) -> str:
 
 
 def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
-    """The given settings without effect: setting -> its first reason."""
+    """Map each given setting without effect to its first reason."""
     inert: dict[str, str] = {}
     for names, reason in reasons:
         for name in names.split():
@@ -237,7 +239,7 @@ def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
 
 
 def sentence(inert: dict[str, str]) -> str:
-    """One line that names the settings without effect, and why; '' if there are none."""
+    """Return the settings and reasons in `inert` as one line; '' if `inert` is empty."""
     names_of: dict[str, list[str]] = {}  # reason -> settings
     for name, reason in inert.items():
         names_of.setdefault(reason, []).append(name)

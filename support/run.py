@@ -36,7 +36,7 @@ from utils.checksums import changed_logs, find_damage
 from utils.files import read_json, read_rows, remove_partial_files, write_rows
 
 # Iterations for which `_sampling_due` is True write this many trajectories to trajectories.jsonl.
-# The number is rounded up to whole groups.
+# The number is rounded up to a multiple of group_size.
 SAMPLE_SIZE = 32
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
@@ -52,7 +52,7 @@ HISTORY_ROW = {  # metrics to check when a run continues: name -> shape (utils/j
     "mi_bound_first": NUMBER,
     "mi_seq_first": NUMBER,
     "conditional_entropy_first": NUMBER,
-    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # not in rows of older versions
+    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # missing in rows that older code wrote
 }
 
 
@@ -105,7 +105,7 @@ class Run:
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        # The last iteration whose settings give other evaluation prompts or rules than `config`.
+        # Up to this iteration, evaluations may have had other prompts or rules than with `config`.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def report_if_finished(self) -> bool:
@@ -199,8 +199,8 @@ class Run:
             self.saver.wait()
             self._export("best")
         if rank() == 0:
-            # Rows are written before the checkpoint: a run cannot continue from a checkpoint
-            # without the rows.
+            # Rows are written before the checkpoint, because a run that continues from the
+            # checkpoint needs these rows.
             samples = self._samples(trajectories) if self._sampling_due(scores) else []
             self.log.write(row, samples)
             write_samples(
@@ -219,8 +219,9 @@ class Run:
     def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
         """Whether to write trajectories of this iteration.
 
-        The size limit of trajectories.jsonl grows with the iterations up to MAX_SAMPLE_BYTES.
-        Otherwise the early iterations of a long run could fill the file."""
+        The size limit of trajectories.jsonl grows with each iteration, and reaches MAX_SAMPLE_BYTES
+        at the last. With a constant limit, the early iterations of a long run could fill the file.
+        """
         config = self.config
         step = self.learner.step
         if not config.sample_every:
@@ -304,7 +305,7 @@ def explain_full_disk(out_dir: Path) -> Iterator[None]:
 
 
 def describe(config: Config, sources: dict[str, str]) -> str:
-    """A line "key = value (source)" for out_dir and for each setting that is not a default."""
+    """A line "key = value (source)" for out_dir and each setting whose source is not "default"."""
     lines = []
     for key, source in sources.items():
         if source != "default" or key == "out_dir":
@@ -334,8 +335,8 @@ def read_history(path: Path, last_step: int) -> list[dict]:
     rows = read_rows(path, last_step, HISTORY_ROW)
     if [row["step"] for row in rows] != list(range(1, last_step + 1)):
         raise UserError(
-            f"{path} must have a row for each iteration up to {last_step}, that of the newest "
-            f"checkpoint; got {len(rows)} rows: restore the file, or give another --out_dir"
+            f"{path} must have a row for each iteration up to {last_step}, the iteration of the "
+            f"newest checkpoint; got {len(rows)} rows: restore the file, or give another --out_dir"
         )
     return rows
 
@@ -375,15 +376,15 @@ def nan_to_none(row: dict) -> dict:
 
 
 def is_due(every: int, step: int) -> bool:
-    """Whether `step` is a multiple of `every`; never if `every` is 0."""
+    """Whether `step` is a multiple of `every`; False if `every` is 0."""
     return every > 0 and step % every == 0
 
 
 def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
     """The success of the policy in best/. Only a policy with a higher success replaces this policy.
 
-    Args: history: rows of metrics.jsonl; `eval_success` is None if the evaluation had other prompts
-        or rules than now.
+    Args: history: rows of metrics.jsonl; `eval_success` is None if the iteration was not evaluated,
+        or if its evaluation had other prompts or rules than now.
     Returns: (success, message for the user). If `eval_success` is None in every row, the function
         returns (-1, ""). Otherwise, if best/ is missing or damaged, the success is -1 and the
         message says that best/ was lost. In all other cases the message is ""."""
@@ -402,8 +403,9 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # The success of best/ is unknown in three cases: an older version saved best/ without its
-    # iteration; a restart dropped the row of the iteration of best/; or the evaluation of that
-    # iteration had other prompts or rules than now. In these cases the function returns the highest
-    # known success.
+    # The success of best/ is unknown in three cases:
+    # - Older code saved best/ without its iteration.
+    # - A restart dropped the row of the iteration of best/.
+    # - The iteration of best/ was evaluated with other prompts or rules than now.
+    # In these cases the function returns the highest known success.
     return known.get(step, max(known.values())), ""

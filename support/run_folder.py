@@ -22,7 +22,7 @@ from typing import Any
 from utils import code_version
 from utils.files import PARTIAL, read_json, write_atomically
 
-# A run may continue with other values of these settings, because they normally change no update.
+# A run may continue with other values of these settings, because they normally do not affect updates.
 # For some of them, the dict CHANGES_THROUGH below sets a condition.
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
@@ -39,9 +39,9 @@ MAY_CHANGE_ON_RESUME = (
 
 FORMER_SETTINGS = ("num_samples",)  # settings that only older runs have
 
-# Exceptions to MAY_CHANGE_ON_RESUME: setting -> (other setting, value). The setting may change only
-# if the other setting has this value. If final_lr is not 1, num_iterations also sets the learning
-# rates. If early_stop is True, eval_every also decides when a run stops.
+# Maps a setting in MAY_CHANGE_ON_RESUME to (other setting, value). The setting may change only if
+# the other setting has this value. If final_lr is not 1, num_iterations also sets the learning rates.
+# If early_stop is True, eval_every also decides when a run stops.
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
 # Files that train.py and tools.sft open in the folder of a run. Both commands refuse links with
@@ -75,7 +75,7 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
     Args:
         accept_changes: True if the run in out_dir may have other settings than `config`.
-        flag: the option with which the user accepts changes, for the error message; "" for none.
+        flag: the option that accepts changes, named in the error message; "" if there is none.
     Raises: UserError if out_dir cannot be a folder or cannot be written. UserError if out_dir holds
         a run of another command, or holds files but no run. UserError if `_check_entries` refuses a
         link, file or folder in out_dir. UserError if `changed_settings` finds changes to the
@@ -133,7 +133,7 @@ def _check_entries(out_dir: Path) -> None:
             raise UserError(f"{path} must be a folder, because a run writes to it; remove it")
         if not is_folder and not path.is_file():
             raise UserError(f"{path} must be a plain file, because a run writes to it; remove it")
-    # If transformers saved a model into a folder with links, it would write through the links. But
+    # `save_pretrained` of transformers writes through links in its target folder. But
     # `checkpoint.export` saves a model into a new folder, which then replaces the old one. So links
     # in an old model folder do no harm, and the check below is only a second guard.
     for pattern in MODELS:
@@ -149,7 +149,7 @@ def _check_no_link(path: Path) -> None:
 
 
 def changed_settings(saved: Config, wanted: Config) -> list[str]:
-    """A phrase for each changed setting that must not change when a run continues."""
+    """A phrase for each setting that changed, but must not change when a run continues."""
     phrases = []
     for key, value in asdict(wanted).items():
         before = getattr(saved, key)
@@ -172,7 +172,7 @@ def save_config(
 ) -> Path:
     """Write the settings to out_dir/config.json, and changes of the code to out_dir/code.diff.
 
-    Args: earlier: former settings of the run, each with the last iteration that had them.
+    Args: earlier: pairs (until, old); the run had the settings `old` up to iteration `until`.
     """
     path = Path(out_dir, "config.json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,8 @@ def load_saved(path: str | Path, kind: type[Config] = Config) -> Config:
 
     Args:
         path: a config.json, or the folder of a run.
-        kind: the class of the result. With Config, names that begin with SFT_PREFIX are left out.
+        kind: the class of the result. If `kind` is Config, settings whose names begin with
+            SFT_PREFIX are left out.
     Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
     """
     path = Path(path)
@@ -223,7 +224,7 @@ def load_saved(path: str | Path, kind: type[Config] = Config) -> Config:
         if not changes.is_file():
             raise
         raise UserError(
-            f"{error}; the run was made with changed code, which git apply {changes} restores"
+            f"{error}; the run was made with changed code; to restore this code, run git apply {changes}"
         ) from error
 
 

@@ -32,8 +32,8 @@ CONTINUES = "start again to continue from the newest checkpoint"
 def lock_folder(out_dir: Path) -> Iterator[None]:
     """Lock the folder of a run for this process. Rank 0 holds the lock for all ranks.
 
-    A killed process may leave the file `lock`, but a file without its process locks nothing. A
-    folder that is still empty at the end is removed.
+    A killed process may leave the file `lock` behind. Such a file locks nothing. If the folder is
+    empty at the end of the run, it is removed.
 
     Raises: UserError if another process uses the folder, or the folder cannot be written.
     """
@@ -68,8 +68,8 @@ def _take_lock(file, path: Path) -> None:
         file.seek(0)
         holder = file.read()
         raise UserError(f"{given} is in use by {holder}; give another --out_dir") from error
-    # Between our open() and flock(), another process may have ended and removed its lock file. Then
-    # we have locked a deleted file.
+    # Between our open() and flock(), another process may have ended and removed its lock file. In
+    # this case we have locked a deleted file.
     same_file = path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino
     if not same_file:
         raise UserError(f"{given} was in use by a process that has just ended; start again")
@@ -102,7 +102,8 @@ class Interruption:
     """A context that handles SIGTERM, SIGUSR1 and Ctrl-C.
 
     After a signal the current iteration has `grace_s` seconds to end. If it takes longer, the
-    process exits inside the iteration, with EXIT_INTERRUPTED. A later Ctrl-C exits at once.
+    process exits inside the iteration, with EXIT_INTERRUPTED. If Ctrl-C follows a signal, the
+    process exits at once.
     """
 
     def __init__(self, grace_s: float):
@@ -123,8 +124,8 @@ class Interruption:
     def requested(self) -> bool:
         """Whether any rank received a signal. All ranks must call this, because it sums over ranks.
 
-        After a signal, a timer would end the process after `grace_s` seconds. The function stops
-        this timer, because saving the checkpoint may take longer.
+        A signal starts a timer that ends the process after `grace_s` seconds. If any rank received
+        a signal, this method stops the timer, because saving the checkpoint may take longer.
         """
         received = torch.tensor(float(self.timer is not None))
         parallel.all_reduce_sum(received)
@@ -158,5 +159,5 @@ def exit_now(sentence: str, code: int) -> None:
 def _write_to_stderr(sentence: str) -> None:
     """Write a line to stderr without print().
 
-    The signal may have interrupted a print(). In this case a second print() may raise an error."""
+    If a signal interrupted a print(), a second print() may raise an error."""
     os.write(2, f"\n{sentence}\n".encode())

@@ -24,7 +24,7 @@ from support.statistics import (
 )
 from utils.files import write_atomically
 
-# The columns of the table after success and pass@k: metric -> heading.
+# Maps metrics to headings of the table. These columns stand to the right of success and pass@k.
 COLUMNS = {
     "reward": "reward",
     "num_turns": "turns",
@@ -74,7 +74,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, ...], list[bool]]:
-    """Seed of a prompt -> the success of each of its samples."""
+    """Map the seed of each prompt to the successes of its samples."""
     successes = defaultdict(list)
     for trajectory in trajectories:
         successes[trajectory.seed].append(trajectory.success)
@@ -82,10 +82,10 @@ def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, .
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute metrics of the group "rollout" in support/metrics.py.
+    """Compute metrics that support/metrics.py lists in the group "rollout".
 
-    All are means over trajectories or turns, except thought_true_frac, the share of true sentences
-    among the checked sentences of thoughts.
+    thought_true_frac is the share of true sentences among the checked sentences of thoughts. All
+    other metrics are means over trajectories or turns.
     """
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
@@ -148,7 +148,7 @@ def score_table(rows: dict[str, Scores]) -> str:
 
 
 def budget_notes(rows: dict[str, Scores]) -> str:
-    """One line for each row for which `budget_note` returns a note; "" if there is none."""
+    """Return a line for each row that gets a `budget_note`, or "" if no row gets one."""
     lines = []
     for name, scores in rows.items():
         note = budget_note(scores.metrics)
@@ -166,7 +166,7 @@ def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
 
 
 def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
-    """The success rate of each prompt, (n,), in the order of the prompts' seeds."""
+    """Return the success rates of the n prompts as an array (n,), in the order of their seeds."""
     successes = sorted(successes_by_prompt(trajectories).items())
     return np.array([np.mean(won) for _, won in successes])
 
@@ -174,16 +174,17 @@ def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
 def differences(
     rows: dict[str, Scores], reference: str, policies: dict[str, str] | None = None
 ) -> str:
-    """The success of each row minus that of a reference row in the same environment.
+    """The success of each row minus the success of a reference row in the same environment.
 
     The rows are paired by prompt. The differences are in %, each with a 95 % interval
     (`statistics.difference_interval`). `pool_seeds` pools models if their training differs only in
     the seed. Each pool gets one more line, for all its seeds together. The last lines say which
     models are not pooled with others, and why.
 
-    Args: reference: the beginning of a row's name; a leading "ENV: " may be left out;
-        policies: maps the name of a row to its model's folder, or to its player's name. If a row
-        has no entry, the row's name is used instead.
+    Args:
+        reference: the beginning of a row's name. A leading "ENV: " may be left out.
+        policies: maps the name of a row to the folder of a model, or to the name of a player. If a
+            row has no entry, the row's name is used instead.
     Raises: UserError if no row's name begins with `reference`, or if rows of one environment differ
         in their prompts."""
     texts = []
@@ -213,7 +214,8 @@ def _differences_in_one_environment(
     if len(prompts) > 1:
         raise UserError("rows of different prompts cannot be paired; leave out --against")
     rates = {name: rates_by_prompt(scores.trajectories) for name, scores in rows.items()}
-    compared = {name: [name] for name in rates if name != reference}  # label -> names of rows
+    # Maps the label of an output line to the names of the rows in its comparison.
+    compared = {name: [name] for name in rates if name != reference}
     models = [name for name in compared if "entropy" in rows[name].metrics]  # not players
     pools = pool_seeds({name: policies.get(name, name) for name in models})
     for seeds in pools.seeds:
@@ -236,7 +238,8 @@ class ScoreReport:
         self.options = options
         self.envs = envs
         self.rows: dict[str, Scores] = {}
-        self.policies: dict[str, str] = {}  # title of a row -> model's folder or player's name
+        # Maps a row's title to a model's folder or a player's name.
+        self.policies: dict[str, str] = {}
         self.start_cpu_s = time.process_time()
 
     def add(self, row: Row) -> None:

@@ -19,30 +19,32 @@ WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkp
 
 
 class Method(NamedTuple):
-    """Two models count as seeds of one method only if all these fields are equal."""
+    """Two models are seeds of one method only if all fields of their methods are equal."""
 
     # Name of the model's folder. Models in policy/ (the last policy of a run) are not pooled with
     # models in best/.
     folder: str
     settings: Config  # without seed
     sft_settings: str  # JSON text of the settings that only tools.sft has
-    earlier: tuple[Earlier, ...]  # settings before each restart that changed them, without seed
+    # The settings before each restart that changed settings, without the seed.
+    earlier: tuple[Earlier, ...]
 
 
 class Pools(NamedTuple):
     """Models grouped by method."""
 
     seeds: list[list[str]]  # for each method with several seeds, the names of its models
-    notes: list[str]  # sentences: why models cannot be pooled
+    notes: list[str]  # sentences that say why models are not pooled
 
 
 def pool_seeds(models: dict[str, str]) -> Pools:
     """Group the models whose runs are seeds of one method.
 
-    Args: models: name -> model, a folder such as out/sokoban/policy or a name on a hub. The
-        settings of a model are in config.json in the folder of its run, here out/sokoban.
+    Args: models: maps a name to a model. A model is a folder such as out/sokoban/policy, or a name
+        on a hub. The settings of out/sokoban/policy are in config.json of its run, out/sokoban.
     """
-    pools: dict[Method, dict[int, str]] = {}  # method -> seed -> key of `models`
+    # Maps each method and seed to a key of `models`.
+    pools: dict[Method, dict[int, str]] = {}
     notes = []
     for name, folder in models.items():
         settings = settings_of_model(folder)
@@ -67,12 +69,12 @@ def pool_seeds(models: dict[str, str]) -> Pools:
 
 
 def without_seed(config: Config) -> Config:
-    """Return settings that are equal for all seeds of one method.
+    """Return the settings in a form that is equal for all seeds of one method.
 
     The seed and the settings in WITHOUT_EFFECT get their defaults.
 
-    A run after SFT starts from the model of an SFT run with the same seed, such as out/sft_s1/model
-    for seed 1. `_s1` only names the seed, so it is dropped from the path.
+    A run with seed 1 may start from the model of an SFT run with seed 1, such as out/sft_s1/model.
+    `_s1` only names the seed, so it is dropped from the path.
     """
     model = config.model.replace(f"_s{config.seed}/", "/")
     defaults = {key: getattr(Config, key) for key in WITHOUT_EFFECT}

@@ -8,7 +8,7 @@ settings of earlier iterations:
 `pool_seeds` in support/seed_groups.py pools runs of one method with different seeds. Runs with
 different earlier settings do not count as runs of one method, and are not pooled. Some settings may
 change without --take_config, because they do not change training (`changed_settings` in
-support/run_folder.py). The list leaves out changes of these settings.
+support/run_folder.py). A change of only these settings adds nothing to the list "earlier".
 """
 
 from configurator import Config
@@ -76,7 +76,7 @@ def earlier_when_continued(out_dir: Path, config: Config, step: int) -> list[Ear
 
 
 def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
-    """A sentence for each Earlier: "until iteration 4: clip_high was 0.2 and is now 0.4"."""
+    """A sentence for each Earlier, such as "until iteration 4: clip_high was 0.2 and is now 0.4"."""
     sentences = []
     for until, settings in earlier:
         phrases = changed_settings(settings, config) or ["the settings were the present ones"]
@@ -85,7 +85,7 @@ def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
 
 
 def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
-    """The last iteration whose evaluation settings differ from those of `config`; 0 if none do.
+    """The last iteration whose evaluation settings differ from those of `config`, or 0.
 
     Evaluation settings decide the prompts and the rules of an evaluation (`_evaluation_of`).
     """
@@ -107,7 +107,7 @@ def _evaluation_of(config: Config) -> tuple:
 
 
 def without_old_evaluations(rows: Sequence[dict], last_old: int) -> list[dict]:
-    """The rows of metrics, with eval_success = None up to iteration `last_old`.
+    """Return the rows of metrics. Up to iteration `last_old`, eval_success in the rows is None.
 
     Evaluations up to iteration `last_old` may have had other prompts or rules than later
     evaluations, so their success is not compared with later success."""

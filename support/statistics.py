@@ -2,10 +2,10 @@
 
 A seed is one training run. An instance is one initial state of a game, such as a map. The intervals
 are for the mean over all seeds and all instances that could have been drawn. The error of a
-measured mean has two parts, from the choice of instances and from the choice of seeds. Each part
-has a half-width. The half-width for the choice of seeds uses quantiles of Student's t.
-`rate_interval`, `difference_interval` and `mean_over_seeds` combine the two half-widths into one:
-the root of the sum of the squares (the method MOVER of Zou and Donner,
+measured mean has two parts, one from the choice of instances and one from the choice of seeds. Each
+part has a half-width. The half-width for the choice of seeds uses quantiles of Student's t.
+`rate_interval`, `difference_interval` and `mean_over_seeds` compute the root of the sum of the
+squares of the two half-widths (the method MOVER of Zou and Donner,
 https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the error from the choice of
 instances.
 
@@ -26,7 +26,7 @@ T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622,
 
 
 class Interval(NamedTuple):
-    """The ends of an interval: a number each, or arrays for many intervals."""
+    """The ends of an interval, as numbers. For many intervals, the ends are arrays."""
 
     low: ndarray
     high: ndarray
@@ -38,13 +38,14 @@ def rate_interval(wins: ndarray) -> Interval:
     For one seed with one game per instance, the result is the Wilson interval of n trials. The
     interval is widened, if needed, to contain the measured rate of each seed.
 
-    If a small share of all possible seeds is far from the rest, the interval contains the true mean
-    too rarely. Example: each seed ends at 10 % with probability 1/5, else at 80 %. For this
-    example, the table says how often the intervals contain the true value in 20,000 simulated
-    experiments with 256 instances. The last column is for the difference to a player that wins half
-    of its games. Half of the experiments with three seeds have no seed at 10 %, and their interval
-    is usually too high. The other half of the experiments have a seed at 10 %. This seed is visible
-    in the text of `percent`, which writes each seed's mean beside the interval.
+    If the rates of a small share of all possible seeds are far from the other rates, the interval
+    contains the true mean too rarely. Example: the rate of each seed is 10 % with probability 1/5,
+    and 80 % with probability 4/5. For this example, the table says how often the intervals contain
+    the true value in 20,000 simulated experiments with 256 instances. The last column is for the
+    difference between the seeds and a player that wins half of its games. Half of the experiments
+    with three seeds have no seed at 10 %, and their interval is usually too high. The other half of
+    the experiments have a seed at 10 %. This seed is visible in the text of `percent`, which writes
+    each seed's mean beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -56,7 +57,7 @@ def rate_interval(wins: ndarray) -> Interval:
         wins: (..., S, n) share of won games, 0 to 1, of each seed on each instance.
 
     Returns:
-        The low and the high ends, each (...), between 0 and 1.
+        The low and the high ends, each of shape (...), between 0 and 1.
 
     >>> low, high = rate_interval(np.array([[1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]))
     >>> round(float(low), 3), round(float(high), 3)
@@ -78,11 +79,11 @@ def rate_interval(wins: ndarray) -> Interval:
 
 
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
-    """`rate_interval` of S seeds that played each prompt once, if only their rates are known.
+    """`rate_interval`, computed from the rates of S seeds that played each prompt once.
 
-    Which prompts a seed solved is not known. The function assumes that seeds with equal rates
-    solved the same prompts. It also assumes that a seed solved all prompts that seeds with lower
-    rates solved. These assumptions give the widest interval.
+    It is not known which prompts a seed solved. The function assumes that seeds with equal rates
+    solved the same prompts. It also assumes that a seed with a higher rate solved all prompts of a
+    seed with a lower rate, and more. These assumptions give the widest interval.
 
     Args:
         rates: (..., S) success rates.
@@ -117,7 +118,7 @@ def difference_interval(a: ndarray, b: ndarray) -> Interval:
 
 
 def seed_interval(rates: ndarray) -> Interval:
-    """95 % interval of the mean of S seeds, without the error from the choice of instances.
+    """95 % interval of the mean of S seeds. It leaves out the error from the choice of instances.
 
     Args:
         rates: (S, ...) success rates, S at least 2.
@@ -137,9 +138,9 @@ def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
     """Variance of the scores of the instances, (...,).
 
     The score of an instance is its mean over the seeds. Two instances are added, one with the score
-    `lowest` and one with 1. Without the added instances, the variance is too small if few instances
-    differ from the rest. Source: Bonett and Price, "Adjusted Wald confidence interval for a
-    difference of binomial proportions based on paired data", 2012.
+    `lowest` and one with the score 1. If few instances differ from the rest, the variance without
+    the added instances is too small. Source: Bonett and Price, "Adjusted Wald confidence interval
+    for a difference of binomial proportions based on paired data", 2012.
     """
     means = scores.mean(-2)  # (..., n)
     shape = (*means.shape[:-1], 1)
@@ -150,11 +151,11 @@ def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
 
 
 def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -> Interval:
-    """Add the error from the choice of seeds, and make the interval contain each seed's mean.
+    """Add the error from the choice of seeds to an interval, and make it contain each seed's mean.
 
     Args:
         scores: (..., S, n).
-        below, above: (...,), half-widths below and above the mean, for the choice of instances.
+        below, above: (...,) half-widths for the choice of instances, below and above the mean.
     """
     mean = scores.mean((-2, -1))  # (...,)
     seeds = scores.mean(-1)  # (..., S)
@@ -171,7 +172,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t; for more than 10 degrees of freedom, the value for 10.
+    """97.5 % quantile of Student's t. Above 10 degrees of freedom, it is the quantile for 10.
 
     >>> t_quantile(1), t_quantile(30)
     (12.7062, 2.2281)
@@ -184,7 +185,7 @@ def wilson_interval(num_success, num_trials) -> Interval:
     """95 % Wilson score interval of a success rate (Wilson 1927).
 
     Args:
-        num_success: the successes, a number or an array; fractions of a success are allowed.
+        num_success: a number or an array, with values that need not be whole.
         num_trials: a number or an array, with values of at least 1.
 
     >>> low, high = wilson_interval(8, 10)
@@ -241,7 +242,7 @@ def percent(scores: ndarray, low: float, high: float) -> str:
 
 
 def rate_text(wins: ndarray) -> str:
-    """Success rates in %: mean, `rate_interval` and each seed's mean (see `percent`).
+    """Mean success rate, its `rate_interval` and each seed's mean, in % (see `percent`).
 
     Args: wins: (S, n), see `rate_interval`.
     >>> rate_text(np.array([[1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]))
@@ -252,7 +253,7 @@ def rate_text(wins: ndarray) -> str:
 
 
 def difference_text(a: ndarray, b: ndarray) -> str:
-    """Differences a - b in %: mean, `difference_interval` and each seed's mean (see `percent`).
+    """Mean of a - b, its `difference_interval` and each seed's mean, in % (see `percent`).
 
     Args: a, b: see `difference_interval`.
     >>> difference_text(np.ones((1, 98)), np.zeros((1, 98)))
@@ -278,7 +279,8 @@ def jackknife_interval(
         statistic: takes a mask (n,) of the observations to use; returns values of any shape (...).
         clusters: (n,) the cluster of each observation, as a number.
     Returns:
-        The statistic of all observations (...); the half-width (...), NaN if there is one cluster.
+        The statistic of all observations, (...), and the half-width, (...). If there is only one
+        cluster, the half-width is NaN.
 
     >>> x = np.array([1.0, 2.0, 3.0])  # half_width is t times the standard error 1 / sqrt(3)
     >>> value, half_width = jackknife_interval(lambda mask: x[mask].mean(), np.arange(3))
@@ -304,11 +306,11 @@ def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, nda
     """The mean of S seeds and the half-width of its 95 % interval.
 
     The half-width has two parts. The first part combines the `half_widths` of the seeds. The second
-    part covers the choice of seeds, and is left out for one seed. The half-width is the root of the
-    sum of the squares of its parts (the method MOVER).
+    part covers the choice of seeds. If S is 1, the second part is left out. The half-width is the
+    root of the sum of the squares of its parts (the method MOVER).
 
     Args:
-        values, half_widths: (S, ...), one for each seed.
+        values, half_widths: (S, ...) the value of each seed and the half-width of its interval.
 
     >>> mean, half_width = mean_over_seeds(np.array([1.0, 3.0]), np.zeros(2))
     >>> float(mean), round(float(half_width), 3)  # t (12.7062) times the standard error (1)

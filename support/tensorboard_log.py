@@ -14,19 +14,19 @@ from torch.utils.tensorboard.summary import hparams, scalar, text
 
 from utils.text import printable
 
-LONGEST_VALUE = 1000  # characters of a setting in the tab TEXT
+LONGEST_VALUE = 1000  # characters of a setting's value in the tab TEXT
 
 
 class Board:
     """An event file of TensorBoard.
 
     torch's SummaryWriter writes in a thread of its own, so the error of a full disk occurs in that
-    thread. A Board writes without a thread, so it can catch the error. After an error, the run goes
-    on without TensorBoard.
+    thread. A Board starts no thread, so it can catch the error. After an error, the run goes on
+    without TensorBoard.
 
     Args:
-        first_step: the first iteration of this file. TensorBoard ignores what older files hold for
-            this iteration and later ones.
+        first_step: the first iteration of this file. TensorBoard ignores this iteration and later
+            iterations in older files.
         config: the settings for the tabs HPARAMS and TEXT."""
 
     def __init__(self, folder: Path, first_step: int, config: Config):
@@ -48,7 +48,7 @@ class Board:
         self._write_events(events)
 
     def write(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
-        """Write the numbers and texts of an iteration, by tag."""
+        """Write the numbers and texts of an iteration. The keys of both dicts are tags."""
         summaries = [scalar(tag, value) for tag, value in scalars.items()]
         summaries += [text(tag, value) for tag, value in texts.items()]
         self._write_events(Event(step=step, summary=summary) for summary in summaries)

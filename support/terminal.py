@@ -25,7 +25,7 @@ def run_main(main: Callable[[list[str]], Any], *, kind: type[Config] | None = Co
     """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
 
     A sys.exit(0) inside main, a closed output pipe and a too long path count as UserErrors. Ctrl-C
-    becomes one line. Other errors show their traceback.
+    prints one line. Other errors show their traceback.
 
     With -h, --help or --help=KEY, the function prints the help and ends the process.
 
@@ -63,10 +63,10 @@ def refuse_arguments(argv: Sequence[str]) -> None:
 
 
 def accept_all_characters() -> None:
-    """Let stdin, stdout and stderr accept characters that their encoding does not have.
+    """Prevent encoding errors of stdin, stdout and stderr.
 
-    stdout and stderr write such a character as a Python escape. stdin reads U+FFFD for bytes that
-    it cannot decode."""
+    stdout and stderr write a character that their encoding lacks as a Python escape. stdin reads
+    U+FFFD for bytes that it cannot decode."""
     errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
     for name, rule in errors.items():
         stream = getattr(sys, name)
@@ -96,7 +96,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
         # Python flushes stdout when the process ends. The flush would fail on the closed pipe, so
         # stdout is redirected to os.devnull.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise UserError("the program that reads the output has ended, as head does") from error
+        raise UserError("the program that reads the output, such as head, has ended") from error
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
@@ -107,7 +107,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
 
 
 def print_help(flag: str, kind: type[Config] | None) -> None:
-    """Print the help of the script that runs, or of one setting."""
+    """Print the help of the running script, or of one setting."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` causes no traceback
     doc = sys.modules["__main__"].__doc__ or ""
     if kind is None:

@@ -40,15 +40,15 @@ def iteration_metrics(
     rollout_timer: Timer,
     update_timer: Timer,
 ) -> dict:
-    """The metrics of an iteration that do not come from `train.update`, `measure_collapse` or an
-    evaluation.
+    """The metrics of an iteration, except those of `train.update`, `measure_collapse` and the
+    evaluations.
 
     Args:
         sampled: all trajectories of the iteration.
         trajectories: the trajectories of the groups without an error.
         stats: statistics of the scores in the groups of `trajectories`.
         num_kept: how many of `trajectories` the filter kept.
-    Returns: a value for each of `metric_names`; None for the metrics that the caller adds."""
+    Returns: a dict with all `metric_names`. The metrics that the caller adds later are None."""
     config = learner.config
     num_errors = sum(trajectory.status == "error" for trajectory in sampled)
     successes = torch.tensor([float(trajectory.success) for trajectory in trajectories])  # (B,)
@@ -70,7 +70,9 @@ def iteration_metrics(
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the peak memory of this process in GiB: allocated on a GPU, resident on a CPU."""
+    """Return the peak memory of this process in GiB.
+
+    On a GPU it is the memory that torch allocated; on a CPU, the resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     bytes_per_unit = 1 if sys.platform == "darwin" else 1024
@@ -82,10 +84,12 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Metrics of scores and successes inside groups.
 
-    Args: stats: statistics of the scores of P groups, before reward_norm changes rewards;
-        successes: (B,) bool or 0/1, one for each trajectory, group after group; group_size: N.
-    Returns: in_group_*: means over groups, in reward units; zero_std_frac: fraction of groups with
-        std 0; pass@N: fraction of groups with a success.
+    Args:
+        stats: statistics of the scores of P groups, before reward_norm changes rewards.
+        successes: (B,) bool or 0/1, one for each trajectory, group after group.
+        group_size: N.
+    Returns: in_group_* are means over groups, in reward units. zero_std_frac is the fraction of
+        groups with std 0. pass@N is the fraction of groups with a success.
     >>> stats = GroupStats(torch.tensor([0.5, 0.0]), torch.tensor([0.7, 0.0]), torch.ones(2))
     >>> metrics = rollout_metrics(stats, torch.tensor([0, 1, 0, 0]), group_size=2)
     >>> metrics["pass@2"], metrics["zero_std_frac"]
@@ -106,12 +110,11 @@ def mean_over_steps(
 ) -> dict[str, float]:
     """Average metrics over the optimizer steps of an iteration.
 
-    Each step trains on one mini-batch, and counts in proportion to the response tokens of the
-    mini-batch. So the means over the tokens of single mini-batches become one mean over all tokens.
-    observation_nll is a mean over observation tokens, but its steps also count in proportion to
-    response tokens. For gradient norms all steps count equally. logprob_diff_* are taken from the
-    first step alone, because the engine and the trainer have the same model weights only in the
-    first step.
+    Each step trains on one mini-batch. The weight of a step is the number of response tokens in its
+    mini-batch. So a mean over the tokens of each mini-batch becomes a mean over all tokens.
+    observation_nll gets the same weights, although it is a mean over observation tokens. For
+    gradient norms all steps have equal weight. logprob_diff_* are taken from the first step alone,
+    because the engine and the trainer have the same model weights only in the first step.
     >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
     >>> mean_over_steps(steps, tokens_per_step=[1, 3])
     {'entropy': 1.5, 'grad_norm': 1.5}
@@ -130,9 +133,11 @@ def mean_over_steps(
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 if all values are equal.
+    """Return 1 - Var(returns - values) / Var(returns).
 
-    Args: values (R,), returns (R,): of R response tokens.
+    The result is 1 for a perfect critic, and 0 if all values are equal.
+
+    Args: values (R,) and returns (R,) of R response tokens.
     Returns: float <= 1; 0.0 if the returns have no variance.
     Source: CleanRL's PPO metrics, https://docs.cleanrl.dev/rl-algorithms/ppo/.
     >>> explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))

@@ -39,8 +39,8 @@ class WandbLog:
     If W&B does not start, the training run ends. After a later error of W&B, the training
     run goes on without W&B.
 
-    Args: first_step: the first iteration of this process. If it is 1, a new W&B run begins;
-        otherwise the earlier W&B run continues, if there is one.
+    Args: first_step: the first iteration of this process. If it is 1, or if there
+        is no earlier W&B run, a new W&B run begins; otherwise the earlier W&B run continues.
     Raises: UserError if W&B does not start."""
 
     def __init__(self, out_dir: Path, first_step: int, config: Config):
@@ -96,7 +96,7 @@ class WandbLog:
     def close(self, exit_code: int = 0) -> None:
         """End the W&B run.
 
-        If `exit_code` is 0 (a complete run), send the page of tools.view before the end."""
+        If `exit_code` is 0 (a complete run), first send the page of tools.view."""
         if not self.run:
             return
         try:
@@ -124,7 +124,7 @@ class WandbLog:
 
 
 def run_id(path: Path, is_new: bool) -> str:
-    """The id of the W&B run, read from a file if the run continues."""
+    """Return the id of the W&B run: the id in the file if the run continues, else a new id."""
     if not is_new and path.is_file():
         found = read_text(path).strip()
         if not re.fullmatch("[0-9a-f]{8}", found):
@@ -153,7 +153,7 @@ def table_row(step: int, trajectory: Trajectory) -> list:
 
 
 def make_page(out_dir: Path) -> Path | None:
-    """Write the page of the run with tools.view.
+    """Let tools.view write the page of the run.
 
     Returns: the path of the page, or None if tools.view fails."""
     command = [sys.executable, "-m", "tools.view", str(out_dir.resolve())]

@@ -1,8 +1,8 @@
 """Measure how well the credit of an advantage estimator agrees with the true advantages of turns.
 
 The credit of a turn is the mean advantage that the estimator gives the tokens of the turn. All
-games together have K turns. studies/credit/play.py continues each game m times from the state
-before each turn, and m times after the turn's reply:
+games together have K turns. For each turn, studies/credit/play.py continues the game m times from
+the state before the turn, and m times after the turn's reply.
 
     estimated true advantage = mean return after the reply - mean return from the state before it
 
@@ -26,9 +26,9 @@ MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias
 @dataclass
 class Truth:
     """Returns of continued games. For each of K turns, m games go on from the state before the
-    turn, and m others first repeat the turn's reply."""
+    turn, and m other games first repeat the turn's reply."""
 
-    before: ndarray  # (K, m) returns of the games that go on from before the turn
+    before: ndarray  # (K, m) returns of the games that go on from the state before the turn
     reply: ndarray  # (K, m) returns of the games that first repeat the reply
 
     def among(self, mask: ndarray) -> "Truth":
@@ -63,13 +63,13 @@ class Truth:
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """The expected rank correlation of the estimated advantages with new estimates.
+        """The expected rank correlation of the estimated advantages with a second set of estimates.
 
-        A *draw* is one continued game. The new estimates would use new draws, as many as the
-        present estimates. We split the present draws into halves, and compute a set of estimates
-        from each half. From the rank correlation of the two sets, the formula of Spearman and Brown
-        predicts the expected rank correlation of two sets with the full number of draws. The result
-        is NaN if the estimates from the two halves do not correlate positively.
+        A *draw* is one continued game. The second set would use the same number of draws, but new
+        ones. To predict the correlation, we split the present draws into halves, and estimate the
+        advantages from each half. The formula of Spearman and Brown converts the rank correlation
+        of the halves to the full number of draws. The result is NaN if the estimates from the two
+        halves do not correlate positively.
         """
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
@@ -77,18 +77,18 @@ class Truth:
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """The approximate rank correlation of exact with estimated advantages.
+        """The approximate rank correlation between exact and estimated advantages.
 
         NaN if `rank_reliability` is NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
-        """The number of draws m at which Pearson's correlation of estimated and exact advantages is
-        `ceiling`."""
+        """The number of draws m that is needed for a Pearson correlation of `ceiling` between
+        estimated and exact advantages."""
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
-        # With m draws, the squared correlation is spread / (spread + noise of one draw / m).
+        # With m draws, the squared correlation is spread / (spread + noise_of_one_draw / m).
         wanted = ceiling**2
         return num_draws * self.noise.mean() / self.spread() * wanted / (1 - wanted)
 
@@ -101,11 +101,15 @@ def measure(
     games: ndarray,
     clusters: ndarray,
 ) -> dict[str, list[float]]:
-    """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
+    """Map each name in MEASURES to [value, half-width of its 95 % interval] for one estimator.
 
-    Args: credits: (K,). alternatives: (K,) the credit of each turn if its game goes on differently
-        after the turn's reply. reference: (K,) credits of GRPO; "gain" is the measure "rank" of
-        `credits` minus the measure "rank" of `reference`. games: (K,) index of each turn's game.
+    Args:
+        credits: (K,) the estimator's credit of each turn.
+        alternatives: (K,) the credit of each turn if its game goes on differently after the turn's
+            reply.
+        reference: (K,) GRPO's credit of each turn. The measure "gain" is the measure "rank" of
+            `credits` minus the measure "rank" of `reference`.
+        games: (K,) index of each turn's game.
         clusters: (K,) index of each turn's board.
     """
 
@@ -130,10 +134,12 @@ def measure(
 def with_intervals(
     names: Sequence[str], compute: Callable[[ndarray], ndarray], clusters: ndarray
 ) -> dict[str, list[float]]:
-    """Return name -> [value, half-width of its 95 % interval by the jackknife over boards].
+    """Map each name to [value, half-width of its 95 % interval by the jackknife over boards].
 
-    Args: compute: maps a mask of turns, (K,) bool, to an array with a value for each name.
-        clusters: (K,) index of each turn's board."""
+    Args:
+        compute: maps a mask of turns, (K,) bool, to an array with a value for each name.
+        clusters: (K,) index of each turn's board.
+    """
     values, half_widths = jackknife_interval(compute, clusters)
     pairs = zip(names, values.tolist(), half_widths.tolist(), strict=True)
     return {name: [value, half_width] for name, value, half_width in pairs}
@@ -143,8 +149,9 @@ def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages, after each game's mean is
     subtracted from both.
 
-    The correlation is corrected for noise. It is 0 if the credits within each game are equal.
-    Otherwise it is NaN if noise explains all variance of the estimated advantages within games.
+    The correlation is corrected for noise. It is 0 if the credits within each game are equal. If
+    they differ, the correlation is NaN when noise explains all variance of the estimated advantages
+    within games.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -168,8 +175,8 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 def right_signs(credits: ndarray, truth: Truth) -> float:
     """Return the share of turns whose credit has the sign of the true advantage.
 
-    Only turns whose true sign is known (`is_decided`) count; NaN if there are none. A credit of 0
-    counts as half right."""
+    Only turns whose true sign is known (`is_decided`) count. The result is NaN if there are no such
+    turns. A credit of 0 counts as half right."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan
@@ -185,17 +192,19 @@ def is_decided(truth: Truth) -> ndarray:
 def variance_shares(
     credits: ndarray, alternatives: ndarray, truth: Truth
 ) -> tuple[float, float, float]:
-    """Split the variance of the credits over K turns into the shares (signal, bias, luck):
+    """Return the shares (signal, bias, luck) of the variance of the credits over K turns:
 
         signal = pearson(credits, estimated advantages)**2 / truth.reliability()
         luck = mean((credits - alternatives)**2) / 2 / variance(credits)
         bias = 1 - signal - luck
 
-    Args: credits: (K,). alternatives: (K,) credits if the turn's game goes on differently after the
-        reply.
+    All shares are 0 if all credits are equal. If the credits differ, the shares are NaN when noise
+    explains all variance of the estimated advantages.
 
-    Returns: zeros if all credits are equal; NaN if noise explains all variance of the estimated
-        advantages.
+    Args:
+        credits: (K,) the credit of each turn.
+        alternatives: (K,) the credit of each turn if its game goes on differently after the turn's
+            reply.
     """
     total = variance_of(credits)
     if total <= 1e-12 * max(1.0, float((credits**2).mean())):
@@ -211,10 +220,12 @@ def variance_shares(
 def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
     """Compare the critic's value of the state before a turn with the mean return from this state.
 
-    Args: values: (K,), one for each turn. clusters: (K,) index of each turn's board.
+    Args:
+        values: (K,) the critic's value of the state before each turn.
+        clusters: (K,) index of each turn's board.
 
-    Returns: measure -> [value, half-width of its 95 % interval]. All measures except "bias" are
-        corrected for the noise of the mean returns.
+    Returns: a dict from each measure to [value, half-width of its 95 % interval]. All measures
+        except "bias" are corrected for the noise of the mean returns.
 
         "correlation": Pearson's.
         "explained": 1 - mean squared error / variance of the true values.
@@ -244,7 +255,7 @@ def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str
 
 
 def variance_of(x: ndarray) -> float:
-    """Return the unbiased variance of x, (n,); NaN if n = 1.
+    """Return the unbiased variance of x, which has n values. It is NaN if n = 1.
 
     >>> variance_of(np.array([1.0, 3.0])), variance_of(np.array([1.0]))
     (2.0, nan)
@@ -253,7 +264,7 @@ def variance_of(x: ndarray) -> float:
 
 
 def rank_correlation(x: ndarray, y: ndarray) -> float:
-    """Return Spearman's rank correlation of x and y, (n,) each; 0 if x or y is constant.
+    """Return Spearman's rank correlation of x and y, both (n,). It is 0 if x or y is constant.
 
     >>> rank_correlation([1.0, 2.0, 9.0], [0.1, 0.2, 0.3])
     1.0
@@ -262,7 +273,7 @@ def rank_correlation(x: ndarray, y: ndarray) -> float:
 
 
 def correlation(x: ndarray, y: ndarray) -> float:
-    """Return Pearson's correlation of x and y, (n,) each; 0 if x or y is constant."""
+    """Return Pearson's correlation of x and y, both (n,). It is 0 if x or y is constant."""
     x = np.asarray(x, float) - np.mean(x)
     y = np.asarray(y, float) - np.mean(y)
     scale = math.sqrt(float(x @ x) * float(y @ y))
@@ -270,7 +281,7 @@ def correlation(x: ndarray, y: ndarray) -> float:
 
 
 def ranks(x: ndarray) -> ndarray:
-    """Return the rank of each value of x, counted from 0, (n,).
+    """Return the ranks (n,) of the n values of x, counted from 0. Equal values share a mean rank.
 
     >>> ranks([5.0, 3.0, 5.0]).tolist()
     [1.5, 0.0, 1.5]

@@ -18,8 +18,8 @@ from utils.model_folder import find_model
 MAX_DRAWS = 1000
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
-    # number of continuations from the state before each turn; the same number of other
-    # continuations repeat the turn's reply first
+    # number of continuations from the state before each turn; also the number of continuations
+    # that first repeat the turn's reply
     "draws": 16,
     "out": "out/credit",
 }
@@ -27,10 +27,11 @@ CREDIT_OPTIONS = {
 
 @dataclass
 class CreditJob:
-    """The checkpoints that studies/credit/measure.py measures, and its settings."""
+    """The checkpoints to measure, and the settings of studies/credit/measure.py."""
 
-    runs: dict[str, Config]  # folder of a run -> settings of the games to play
-    # run -> label of a checkpoint ("start", "20", "end") -> its folder; None for "start"
+    runs: dict[str, Config]  # maps a run's folder to the settings of the games to play
+    # Maps a run's folder to a dict. This dict maps a checkpoint's label, such as "20" or "end", to
+    # the checkpoint's folder. The label "start" has None instead of a folder.
     checkpoints: dict[str, dict[str, Path | None]]
     options: dict  # see CREDIT_OPTIONS
 
@@ -63,8 +64,9 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Raise UserError if two runs with the same environment and estimator have the same seed, or
-    differ in another setting.
+    """Raise UserError if runs with the same environment and estimator are not seeds of one method.
+
+    Such runs need different seeds, and all their other settings must be equal.
 
     If runs have the same environment and estimator, the report takes them for seeds of one method
     and averages them. The check ignores the settings in WITHOUT_EFFECT (support/seed_groups.py),
@@ -80,8 +82,8 @@ def _check_pools(runs: dict[str, Config]) -> None:
             same_method = same_settings and _earlier_of(other) == _earlier_of(folder)
             if not same_method or runs[other].seed == config.seed:
                 raise UserError(
-                    f"{other} and {folder} have one environment and estimator, but are not two "
-                    "seeds of one method; measure them with different --out"
+                    f"{other} and {folder} have the same environment and estimator, but are "
+                    "not two seeds of one method; measure them with different --out"
                 )
         pool.append(folder)
 
@@ -98,8 +100,8 @@ def _credit_settings(config: Config) -> Config:
     reward density itself. Only the tokens of replies get advantages and a loss. The filter keeps
     all groups. There is no KL term.
 
-    Raises: UserError if num_groups or group_size is below 2, or if env is not a single frozenlake
-        or sokoban."""
+    Raises: UserError if num_groups or group_size is below 2, or if env is neither one frozenlake
+        environment nor one sokoban environment."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(
@@ -123,10 +125,11 @@ def _credit_settings(config: Config) -> Config:
 
 
 def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
-    """Map each label in `wanted` to its checkpoint's folder, "start" to None. Raises: UserError.
+    """Map each label in `wanted` to the folder of its checkpoint, and the label "start" to None.
 
-    Args: wanted: labels such as "start,20,end"; 20 is a number of iterations.
-    """
+    Args: wanted: labels such as "start,20,end". The label "20" means the checkpoint after 20
+        iterations.
+    Raises: UserError if a checkpoint is missing, or if two labels mean the same checkpoint."""
     folders = sorted(Path(run).glob(CHECKPOINTS))
     steps = {str(int(folder.name[-6:])): folder for folder in folders}
     known: dict[str, Path | None] = {"start": None, **steps}
@@ -137,7 +140,7 @@ def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
         if label not in known:
             raise UserError(
                 f"{run} has no checkpoint {label!r}; it has {', '.join(known)}; train with "
-                "--save_every=20 --keep_checkpoints=99 to keep them"
+                "--save_every=20 --keep_checkpoints=99 to keep more checkpoints"
             )
         found[label] = known[label]
     if len(set(found.values())) < len(wanted.split(",")):

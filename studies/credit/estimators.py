@@ -20,7 +20,7 @@ from rollout import Trajectory, rewards_with_density, split_by_context
 from studies.credit.play import RecordedGame
 from train import count_tokens_per_turn
 
-# estimator -> the settings that replace those of the run
+# Maps the name of an estimator to the settings that replace the run's settings.
 ESTIMATORS: dict[str, dict] = {
     "GAE": {"estimator": "gae"},
     "bi-level GAE": {"estimator": "bi_level_gae", "turn_gamma": 0.95},
@@ -53,7 +53,7 @@ ESTIMATORS: dict[str, dict] = {
         "reward_density": "plan",
     },
 }
-# Settings for every estimator. A setting in ESTIMATORS overrides the one here.
+# Settings for every estimator, unless its entry in ESTIMATORS has another value.
 NEUTRAL = {
     "turn_level": False,
     "state_weight": 0.0,
@@ -64,7 +64,7 @@ NEUTRAL = {
 
 
 def estimators_of(learner: Learner) -> dict[str, dict]:
-    """Return those ESTIMATORS that the learner can compute: some of them need a critic."""
+    """Return the entries of ESTIMATORS that the learner can compute. Some entries need a critic."""
     found = {}
     for name, settings in ESTIMATORS.items():
         if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:
@@ -73,7 +73,7 @@ def estimators_of(learner: Learner) -> dict[str, dict]:
 
 
 def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) -> np.ndarray:
-    """Return the credit that an estimator assigns to each turn of the games, (K,) float64.
+    """Return the credit that an estimator assigns to each of the K turns, as a (K,) float64 array.
 
     Args: settings: an entry of ESTIMATORS."""
     config = replace(learner.config, **{**NEUTRAL, **settings})
@@ -90,7 +90,7 @@ def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) 
 
 
 def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the critic's value at the first reply token of each turn, (K,)."""
+    """Return the critic's value at the first reply token of each turn, as a (K,) array."""
     trajectories = [game.trajectory for game in games]
     sequences = split_by_context(trajectories, learner.config)
     (values,) = parallel.forward_sequences(learner.critic, sequences, learner.config)  # (R,)
@@ -123,10 +123,10 @@ def credits_of_alternatives(
     alternatives: Sequence[RecordedGame],
     settings: dict,
 ) -> np.ndarray:
-    """Return the credit (K,) that each turn gets if its game goes on differently after the reply.
+    """Return the credit that each of K turns gets if its game goes on differently after the reply.
 
-    This function calls `credits_of` several times. Each time, an alternative replaces at most one
-    game of each group, so the other games of the group are the original ones.
+    This function calls `credits_of` several times. In each call, alternatives replace at most
+    one game of each group. The other games of the group are the original games.
 
     Args: alternatives: K games, one for each turn. Each alternative repeats the original game up to
         and including the turn's reply. New random numbers decide the rest: whether the reply's
@@ -145,16 +145,16 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the index of each game's first turn among all K turns, (games + 1,).
+    """Return the index of each game's first turn in the list of the turns of all games.
 
-    The last entry is K: the number of all turns."""
+    The shape is (games + 1,). The last entry is K, the number of all turns."""
     return np.cumsum([0, *(game.num_turns for game in games)])
 
 
 def rounds_of_turns(games: Sequence[RecordedGame], group_size: int) -> list[list[tuple[int, int]]]:
-    """Split all turns into lists with at most one turn of each group.
+    """Split all turns into lists. Each list has at most one turn of each group.
 
-    Returns: lists of (index of the game, index of the turn in this game)."""
+    Returns: lists of pairs (index of the game, index of the turn in this game)."""
     queues = []
     for start in range(0, len(games), group_size):
         queue = []

@@ -1,24 +1,24 @@
-"""The experiment of the study of credit: estimators of advantages at about equal CPU time."""
+"""The experiment of the credit study compares advantage estimators at about equal CPU time."""
 
 from studies.experiments import EVALUATION, Curve, Experiment
 
 
 def estimators() -> dict[str, Curve]:
-    """Return runs with the config tiny_best.py and different advantage estimators, at about equal
-    CPU time.
+    """Return runs with different advantage estimators.
 
-    An iteration with a critic takes about 1.5 times as long as an iteration without a critic, so
-    runs with a critic have 20 iterations, and runs without a critic have 30. The runs of GAE keep
-    all checkpoints, because studies/credit/measure.py reads them.
+    All runs have the config tiny_best.py, and they take about equal CPU time. An iteration with a
+    critic takes about 1.5 times as long as an iteration without a critic, so runs with a critic
+    have 20 iterations, and runs without a critic have 30. The runs of GAE keep all checkpoints,
+    because studies/credit/measure.py reads them.
     """
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
-    # Sokoban has longer games than FrozenLake, so an iteration has fewer groups. Sokoban's rewards
-    # are larger, so the format penalty is larger.
+    # Games of Sokoban are longer than games of FrozenLake, so an iteration of Sokoban has fewer
+    # groups. Sokoban's rewards are larger, so its format penalty is larger.
     sokoban = {"num_groups": 16, "format_penalty": -1.0}
-    # With the reward density "plan" (methods.py:shape_rewards), the rewards of a game sum to 1 at
-    # most, so the format penalty is small.
+    # With the reward density "plan" (`methods.shape_rewards`), the rewards of a game sum to at most
+    # 1, so the format penalty is small.
     plan = {"reward_density": "plan", "format_penalty": -0.1}
     curves = {}
     for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):

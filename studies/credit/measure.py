@@ -1,7 +1,7 @@
 """Measure how well the credit of each advantage estimator agrees with the true advantage.
 
-The policy of each checkpoint plays --num_groups boards of FrozenLake or Sokoban, --group_size games
-each. The script computes for every turn
+The policy of each checkpoint plays --group_size games on each of --num_groups boards of FrozenLake
+or Sokoban. For every turn, the script computes
 
 - the true advantage under this policy, estimated by Monte Carlo: the game is continued --draws
   times from the exact state before the turn, and --draws times after the turn's reply;
@@ -9,12 +9,12 @@ each. The script computes for every turn
 - the credit that each estimator of train.py assigns to the turn (the mean advantage of its tokens).
 
     python -m studies.credit.measure out/frozenlake_ppo out/sokoban_ppo --checkpoints=start,end
-    python -m studies.credit.measure out/A out/A_s1 out/A_s2 --out=out/credit_A  # seeds of one run
+    python -m studies.credit.measure out/A out/A_s1 out/A_s2 --out=out/credit_A  # seeds of a method
     python -m studies.credit.measure out/A --checkpoints=end --draws=64 --num_groups=64
 
 To measure checkpoints between start and end, train with --save_every=20 --keep_checkpoints=99.
-"start" is the model before training, "end" the newest checkpoint. A checkpoint that has a file in
-OUT/cases is not measured again. Results go to OUT/credit.json, .md and .png (explained in
+"start" is the model before training, and "end" is the newest checkpoint. A checkpoint that has a
+file in OUT/cases is not measured again. Results go to OUT/credit.json, .md and .png (explained in
 studies/credit/README.md).
 """
 
@@ -62,21 +62,21 @@ def main(argv: list[str]) -> None:
 
 
 def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
-    cases = {}  # label of a checkpoint -> measurements, or None if not measured yet
+    cases = {}  # maps a checkpoint's label to its measurements, or to None if there are none
     for label, folder in job.checkpoints[run].items():
         settings = settings_of_case(job, run, config, folder)
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # A file in OUT/cases holds no label, because "end" means a later checkpoint if the run goes on.
-    # So the label is added here.
+    # If the run goes on, "end" will mean a later checkpoint. So the files in OUT/cases hold no
+    # labels, and the labels are added here.
     return [{**case, "label": label} for label, case in cases.items()]
 
 
 def measure_missing(
     job: CreditJob, run: str, config: Config, cases: dict[str, dict | None]
 ) -> None:
-    """Measure the checkpoints whose label has the value None in `cases`, and replace None there."""
+    """Measure the checkpoints whose value in `cases` is None. Put the measurements into `cases`."""
     device = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device)
     # The checkpoint "start" has no folder: its weights are the initial weights of the learner.
@@ -113,7 +113,7 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
 
 
 def read_case(path: Path, settings: dict) -> dict | None:
-    """Read the file that an earlier call of this script wrote; None if there is no file.
+    """Read the file that an earlier call of this script wrote. Return None if there is no file.
 
     Raises: UserError if the earlier call had other settings."""
     if not path.is_file():
@@ -136,9 +136,11 @@ def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
     Returns:
         "success": share of won games.
         "cpu_s": CPU seconds.
-        "turns": column -> values of the K turns. "critic" is None if the run has no critic.
-        "credits": estimator or control -> two lists of K credits. The first list has the credits in
-            the games. For the second list, each game goes on differently after the turn's reply.
+        "turns": maps the name of a column to the values of the K turns. The value of the column
+            "critic" is None if the run has no critic.
+        "credits": maps the name of an estimator or control to two lists of K credits. The first
+            list has the credits of the turns in the games that were played. For the second list,
+            the game of each turn goes on differently after the turn's reply.
     """
     config = player.config
     began = time.process_time()
@@ -181,7 +183,8 @@ def controls(
     """Return the credits of two controls: the planner's step rewards of K turns, and these rewards
     shuffled within each game.
 
-    Returns: control -> two lists of credits, as in `measure_policy`."""
+    Returns: a dict that maps the name of a control to two lists of K credits, as "credits" in
+        `measure_policy`."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

@@ -35,9 +35,9 @@ def state_value(episode: Episode) -> float:
 
 
 def reply_value(episode: Episode, actions: list[str]) -> float:
-    """Return the expected sum of rewards of a turn with these actions and of optimal play after it.
+    """Return the expected sum of rewards of `actions` in this turn, followed by optimal play.
 
-    The turn's format penalty and its bonus from `think_reward` are left out."""
+    The sum leaves out the turn's format penalty and the bonus from `think_reward`."""
     env = episode.env
     legal = [action for action in actions if env.is_legal(action)]
     if isinstance(env, FrozenLake):
@@ -52,8 +52,10 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 
 
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the exact advantage of each reply under optimal play, (K,) float64: expected sum of
-    rewards of the reply and of optimal play after it, minus `state_value` before the reply."""
+    """Return the exact advantage of each reply under optimal play.
+
+    The advantage is the expected sum of rewards if optimal play follows the reply, minus
+    `state_value` before the reply. Returns: (K,) float64, for the K turns of all games."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -64,7 +66,9 @@ def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
 
 
 def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return for each turn, (K,): reward + state_value after the turn - state_value before it."""
+    """Return the reward of each turn, plus the change of `state_value` in the turn.
+
+    Returns: (K,) float64, for the K turns of all games."""
     found = []
     for game in games:
         values = [state_value(state) for state in game.states_and_end()]
@@ -76,7 +80,7 @@ def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
 def shuffle_within_games(
     credits: np.ndarray, games: Sequence[RecordedGame], rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the credits, (K,), shuffled among the turns of each game."""
+    """Shuffle the credits of each game among the turns of the game. Returns: (K,)."""
     pieces = np.split(credits, np.cumsum([game.num_turns for game in games])[:-1])
     return np.concatenate([rng.permutation(piece) for piece in pieces])
 
@@ -106,9 +110,9 @@ def lake_values(
     budget: int,
     max_turns: int,
 ) -> np.ndarray:
-    """Return the probability that optimal play reaches the goal, [turns left, cell, actions left].
+    """Return the probability that optimal play reaches the goal from each state.
 
-    Returns: (max_turns + 1, cells, budget + 1) float64."""
+    Returns: (max_turns + 1, cells, budget + 1) float64; axes: turns left, cell, actions left."""
     single_moves = lake_transitions(size, holes, goal, success_rate)
     sequences = move_sequences(single_moves, min(actions_per_turn, budget))
     values = np.zeros((max_turns + 1, size**2, budget + 1))
@@ -116,7 +120,7 @@ def lake_values(
     for turns_left in range(1, max_turns + 1):
         best = values[turns_left]  # a view: writing to `best` fills `values`
         for length, (_, matrices) in enumerate(sequences, start=1):
-            # (sequence, cell before the turn, actions left after the turn)
+            # axes: sequence, cell before the turn, actions left after the turn
             expected = (matrices @ values[turns_left - 1])[:, :, : budget + 1 - length]
             best[:, length:] = np.maximum(best[:, length:], expected.max(axis=0))
     return values
@@ -128,7 +132,8 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
     single_moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
     cells = np.zeros(env.size**2)  # probability of each cell
     cells[env.player] = 1.0
-    # `lake_transitions` moves no player out of the goal or a hole, so later actions change nothing.
+    # In `lake_transitions`, a player in the goal or a hole stays there. So actions after the end of
+    # the game change nothing.
     for action in legal:
         cells = cells @ single_moves[names.index(action.strip().lower())]
     values = _values_of_lake(env, episode.config)
@@ -140,7 +145,7 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
 
 
 class SokobanValues:
-    """The largest sums of rewards from the states of one room, by dynamic programming."""
+    """Computes the largest sum of rewards from each state of a room by dynamic programming."""
 
     def __init__(self, env: Sokoban, actions_per_turn: int):
         self.env = env
@@ -152,7 +157,10 @@ class SokobanValues:
     ) -> float:
         """Return the largest sum of rewards from a state to the end of the game.
 
-        Args: actions, turns: how many are left. used: how many actions this turn has had."""
+        Args:
+            actions: number of actions left in the game.
+            turns: number of turns left in the game, the present turn included.
+            used: number of actions already taken in the present turn."""
         if actions == 0 or turns == 0:
             return 0.0
         state = (player, boxes, actions, turns, used)

@@ -1,14 +1,14 @@
 """Correlate the accuracy of each estimator's credit with the estimator's speed of learning.
 
     python -m studies.reproduce credit     # trains with each estimator
-    python -m studies.credit.measure RUN...  # the credit of each estimator
+    python -m studies.credit.measure RUN...  # measures the credit of each estimator
     python -m studies.credit.page          # fills the tables of studies/credit/README.md
 
-The script computes the rank correlation of accuracy and speed over the estimators, once for each
-environment, checkpoint and seed of training:
+For each environment, checkpoint and seed of training, the script ranks the estimators by accuracy
+and by speed, and computes the correlation of the two rankings. The terms mean:
 
     credit of a turn          mean advantage of its tokens
-    accuracy of an estimator  rank correlation of credit and true advantage over turns
+    accuracy of an estimator  rank correlation between the credit and the true advantage of turns
     speed of a run            mean success rate of its evaluations after iteration 0
 """
 
@@ -49,13 +49,13 @@ Row = dict  # the record of one run, see studies/runs.py
 
 
 class Result(NamedTuple):
-    """The accuracy of an estimator's credit, and the success of its S runs, one for each seed."""
+    """The accuracy of an estimator's credit, and the success of its runs with S seeds."""
 
     name: str
     speeds: np.ndarray  # (S,) success, averaged over all evaluations except the one before RL
     last: np.ndarray  # (S,) success after the last iteration
     cpu_s: float  # CPU seconds of RL, mean over the runs
-    accuracies: dict[str, float]  # checkpoint -> rank correlation of credit and true advantage
+    accuracies: dict[str, float]  # accuracy at each checkpoint (see the top of the file)
 
 
 def main(argv: list[str]) -> None:
@@ -84,12 +84,13 @@ def results_of(
 ) -> list[Result]:
     """Return a result for each estimator that trained policies in the environment `world`.
 
-    Args: curves: label "WORLD ESTIMATOR" -> the record of each run. summaries: the entries of
-        CREDIT about `world`, one for each checkpoint.
+    Args:
+        curves: maps each label "WORLD ESTIMATOR" to the records of its runs.
+        summaries: the entries of CREDIT about `world`, one for each checkpoint.
 
     Raises: UserError if all runs have the same seed, because an interval over seeds needs two
-        seeds. UserError if an estimator has fewer seeds than others, or if CREDIT has no accuracy
-        of an estimator."""
+        seeds. UserError if an estimator lacks a seed that other runs have, or if CREDIT lacks the
+        accuracy of an estimator."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
     if len(seeds) == 1:
         raise UserError("intervals over seeds need two seeds; run studies.reproduce credit")
@@ -132,9 +133,9 @@ def evaluations_of(row: Row) -> list[float]:
 
 
 def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
-    """Return for each seed, (S,), the rank correlation of accuracy and speed over E estimators.
+    """Return, for each of S seeds, the rank correlation of accuracy and speed over E estimators.
 
-    An estimator has one accuracy for all seeds, but a speed for each seed."""
+    An estimator has one accuracy for all seeds, but a speed for each seed. Returns: (S,)."""
     accuracies = [result.accuracies[checkpoint] for result in results]
     speeds = np.stack([result.speeds for result in results])  # (E, S)
     return np.array([rank_correlation(accuracies, of_seed) for of_seed in speeds.T])
@@ -203,7 +204,7 @@ def correlation_table(results: Sequence[Result]) -> str:
 
 
 def interval(number: Sequence[float | None]) -> str:
-    """Format (value, half-width of its 95 % interval).
+    """Format `number`, which is a value and the half-width of the value's 95 % interval.
 
     >>> interval([0.5, 0.1]), interval([None, None])
     ('0.50 [0.40, 0.60]', 'not known')

@@ -68,7 +68,7 @@ def restore(game: RecordedGame, turn: int) -> RecordedGame:
 
 
 def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
-    """Give a restored game new random numbers for slips and for the sampling of tokens.
+    """Give a restored game new random numbers for slips of moves and for the sampling of tokens.
 
     Args: purpose: SEED_BEFORE or SEED_REPLY. draw: index of the continuation."""
     trajectory = game.trajectory
@@ -79,9 +79,9 @@ def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
 
 
 def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
-    """Execute the original game's next reply in a restored game.
+    """In a restored game, execute the reply that the original game had in the same turn.
 
-    The reply's slips are new if `freshen` was called first."""
+    If `freshen` was called first, new random numbers decide which moves of the reply slip."""
     turn = original.turns[game.num_turns]
     reply = Reply(
         turn.text,
@@ -119,7 +119,7 @@ class Player:
 
 
 class ContinuingScheduler(RolloutScheduler):
-    """A scheduler whose games may already have turns when it starts."""
+    """A scheduler that can start with games that already have turns."""
 
     def _request_first_turn(self, key: int) -> None:
         trajectory = self.rollouts[key].trajectory
@@ -148,10 +148,10 @@ def play_groups(player: Player, num_groups: int, group_size: int) -> list[Record
 class Continuations:
     """The undiscounted returns of games that were continued from each of K turns."""
 
-    before: np.ndarray  # (K, m) returns: m games go on from the state before each turn
-    reply: np.ndarray  # (K, m) returns: m games repeat each turn's reply, then go on
+    before: np.ndarray  # (K, m) returns of m games that go on from the state before each turn
+    reply: np.ndarray  # (K, m) returns of m games that repeat each turn's reply, then go on
     # For each turn, the first of the m games that repeat the reply. The returns of these K games
-    # are reply[:, 0].
+    # are `reply[:, 0]`.
     alternatives: list[RecordedGame]
 
 

@@ -1,9 +1,9 @@
-"""Measure how much reward a policy loses against optimal play, and by which choices.
+"""Measure how much reward a policy loses compared with optimal play, and which choices lose it.
 
     python -m studies.credit.regret config/frozenlake_ppo.py config/models/tiny.py \\
         --model=tiny,out/run/policy
 
-The policy plays --num_groups training boards, --group_size games each. The loss of a turn is
+The policy plays --group_size games on each of --num_groups training boards. The loss of a turn is
 V - Q(a): the expected reward of optimal play, minus the expected reward of the policy's actions
 followed by optimal play. The loss is the sum of two parts:
 
@@ -23,7 +23,7 @@ from worlds.grids import Grid
 
 
 def read_regret(argv: list[str]) -> tuple[Config, dict[str, str]]:
-    """Return the settings, and key -> source of its value.
+    """Return the settings, and a dict that maps each setting to the source of its value.
 
     Raises: UserError if the environment is not frozenlake or sokoban."""
     config, _, sources = load_config(argv)
@@ -65,9 +65,9 @@ HEADINGS = (
 
 
 class Losses(NamedTuple):
-    """A game's loss of expected reward compared with optimal play: the sum of too_long and rest."""
+    """The two parts of the expected reward that a game loses compared with optimal play."""
 
-    too_long: float  # loss from the actions that follow the best moment to end a turn
+    too_long: float  # loss from the actions after the best moment to end a turn
     rest: float
 
 
@@ -122,7 +122,8 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
-    """Format how many actions the environment's planner chooses in the state before each turn."""
+    """Count the actions that the environment's planner would choose in each turn, and format the
+    counts with `shares`."""
     counts = Counter()
     for game in games:
         for state in game.states:
@@ -132,7 +133,9 @@ def planned(games: Sequence[RecordedGame]) -> str:
 
 
 def shares(counts: Counter) -> str:
-    """Format `counts` (number of actions -> number of turns) as shares: '1: 40%, 2: 60%'."""
+    """Format the share of turns that have each number of actions, such as '1: 40%, 2: 60%'.
+
+    Args: counts: maps each number of actions to the number of turns that have it."""
     total = sum(counts.values())
     return ", ".join(f"{count}: {number / total:.0%}" for count, number in sorted(counts.items()))
 

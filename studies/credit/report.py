@@ -1,4 +1,4 @@
-"""Write tables and a picture of how accurate the credit of each estimator is.
+"""Show in tables and a picture how accurate the credit of each estimator is.
 
 The credit of a turn is the mean advantage of its tokens. A case (dict) holds what measure.py
 measured at one checkpoint of a run. The tables show means over seeds. The 95 % intervals account
@@ -26,8 +26,8 @@ from tools.plotting.tables import markdown
 from utils.files import write_atomically
 
 OPTIMAL = "optimal play"
-REFERENCE = "GRPO"  # the tables subtract GRPO's rank correlation from that of each estimator
-HEADINGS = {  # measure -> heading of its column in the tables
+REFERENCE = "GRPO"  # "gain" is the rank correlation of an estimator minus GRPO's
+HEADINGS = {  # maps each measure to the heading of its column in the tables
     "rank": "rank correlation",
     "gain": "less GRPO's",
     "rank_raw": "not corrected",
@@ -47,19 +47,19 @@ PANELS = {
     "rank": "rank correlation with the true advantage",
     "within": "correlation between the turns of a game",
 }
-Numbers = dict[str, list[float]]  # measure -> [value, half-width of its 95 % interval]
+Numbers = dict[str, list[float]]  # maps a measure to [value, half-width of its 95 % interval]
 
 
 @dataclass
 class Summary:
-    """The report's numbers on one checkpoint: means over runs that differ only in the seed.
+    """The report's numbers on one checkpoint, averaged over runs that differ only in the seed.
 
     `facts` describe the games, the true advantages and the CPU time of the measurement.
     `estimators` and `critic` hold the measures of accuracy, with their 95 % intervals."""
 
     env: str
     method: str  # the estimator that trained the policy
-    label: str  # of the checkpoint: "start", "end" or an iteration such as "20"
+    label: str  # names the checkpoint: "start", "end" or an iteration such as "20"
     seeds: list[int]
     facts: dict[str, float]  # from `measure_case`
     estimators: dict[str, Numbers]
@@ -121,9 +121,9 @@ def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
 
 
 def measure_case(case: dict) -> tuple[dict[str, float], dict[str, Numbers], Numbers | None]:
-    """Return three parts: facts about a case; estimator -> its measures; measures of the critic.
+    """Return the facts about a case, each estimator's measures, and the critic's measures.
 
-    The third part is None if the run has no critic."""
+    The critic's measures are None if the run has no critic."""
     turns = case["turns"]
     truth = Truth(np.array(turns["before"]), np.array(turns["reply"]))
     games = np.array(turns["game"])
@@ -168,7 +168,7 @@ def pool_seeds(estimators: Sequence[dict[str, Numbers]]) -> dict[str, Numbers]:
 
 
 def pool_numbers(seeds: Sequence[Numbers]) -> Numbers:
-    """Return measure -> [mean over seeds, half-width of the mean's 95 % interval].
+    """Map each measure to [mean over seeds, half-width of the mean's 95 % interval].
 
     The interval accounts for the choice of boards and, if there are several seeds, for the choice
     of seeds."""
@@ -204,10 +204,11 @@ def cells_of(numbers: Numbers, headings: dict[str, str]) -> list[str]:
 
 def describe_truth(facts: dict[str, float]) -> str:
     text = (
-        f"On average, a seed has {facts['games']:.0f} games with {facts['turns']:.0f} turns, and "
-        f"{100 * facts['success']:.0f} % of its games are won. For each turn, "
-        f"{facts['draws']:.0f} continuations start before the reply, and {facts['draws']:.0f} "
-        f"others first repeat the reply. A seed takes {facts['cpu_s']:.0f} CPU-seconds.\n"
+        f"On average, a seed has {facts['games']:.0f} games with {facts['turns']:.0f} turns in "
+        f"total, and {100 * facts['success']:.0f} % of its games are won. Each turn has two sets "
+        f"of {facts['draws']:.0f} continuations: one set starts before the reply, and the other "
+        f"set first repeats the reply. The measurement takes {facts['cpu_s']:.0f} CPU-seconds a "
+        "seed.\n"
         "The continuations estimate the true advantage of each turn, with a standard error of "
         f"{facts['noise']:.3f}. The true advantages have a standard deviation of "
         f"{facts['spread']:.3f}. {100 * facts['decided']:.0f} % of the estimates are more than two "
@@ -217,7 +218,7 @@ def describe_truth(facts: dict[str, float]) -> str:
         return f"{text}The advantages differ by no more than the noise: take more continuations."
     return (
         f"{text}Exact advantages would have a rank correlation of about {facts['ceiling']:.2f} "
-        f"with the estimates. With {facts['draws_for_0.95']:.0f} continuations of each kind, the "
+        f"with the estimates. With {facts['draws_for_0.95']:.0f} continuations in each set, the "
         "Pearson correlation of exact advantages and estimates would be about 0.95."
     )
 
@@ -265,7 +266,7 @@ def draw(path: Path, summaries: Sequence[Summary]) -> None:
 
 
 def draw_panel(axes: Axes, key: str, members: Sequence[Summary], looks: dict[str, dict]) -> None:
-    """Draw the measure `key` of all estimators. Args: looks: label of a checkpoint -> style."""
+    """Draw the measure `key` of all estimators. `looks` maps each checkpoint's label to a style."""
     names = list(members[0].estimators)[::-1]
     for number, summary in enumerate(members):
         shift = 0.15 * (number - (len(members) - 1) / 2)

@@ -118,7 +118,7 @@ def test_doctests():
 
 
 def exact_values(env):
-    """Return the probability that random moves reach the goal, as an array [actions left, cell]."""
+    """Return the array P(goal reached | actions left, cell) of random moves."""
     mean_move = lake_transitions(env.size, env.holes, env.goal, env.success_rate).mean(0)
     values = [np.eye(env.size**2)[env.goal]]
     for _ in range(env.max_actions):
@@ -157,8 +157,9 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     # A return is 1 with probability p and 0 otherwise, so its variance is p (1 - p).
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
     assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
-    # If p is close to 0 or 1 before and after the reply, the variance is small, and errors are not
-    # normally distributed. In all other turns, errors are about normally distributed.
+    # In some turns p is close to 0 or 1, both before and after the reply. The variance of these
+    # turns is small, and their errors are not normally distributed. The errors of all other turns
+    # are about normally distributed.
     common = variance > 1e-3
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
@@ -169,7 +170,8 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
 
 
 def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
-    """First turns with the same board and action have equal advantages, whatever slip followed."""
+    """If two games begin with the same board and action, the true advantages of their first turns
+    are equal, whatever slip followed."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     starts = np.cumsum([0, *(game.num_turns for game in games)])[:-1]
@@ -227,14 +229,14 @@ def test_a_continuation_without_room_ends_out_of_tokens(lake):
 def test_values_of_the_lake_are_those_of_the_best_sequences():
     holes = frozenset(range(4, 16))
     values = lake_values(4, holes, 3, 1.0, 2, 5, 3)  # goal in cell 3, two actions a turn, no slip
-    assert values[1, 0, 5] == 0 and values[2, 0, 5] == 1  # three moves take two turns
+    assert values[1, 0, 5] == 0 and values[2, 0, 5] == 1  # three moves to the goal take two turns
     assert values[2, 0, 2] == 0 and values[1, 1, 2] == 1 and values[1, 1, 1] == 0
     slippery = lake_values(2, frozenset([2]), 1, 0.8, 1, 3, 3)
-    # From cell 0, Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with
-    # 0.1. Up reaches the goal with probability 0.1 and stays otherwise. With one or two turns left,
-    # Right is best: the value of cell 0 is 0.8 with one turn left, and 0.8 + 0.1 * 0.8 = 0.88 with
-    # two. So with three turns left, the value of Up is 0.1 + 0.9 * 0.88 = 0.892, and the value of
-    # Right only 0.8 + 0.1 * 0.88 = 0.888.
+    # From cell 0, Right has probability 0.8 of reaching the goal, 0.1 of falling into the hole and
+    # 0.1 of staying. Up reaches the goal with probability 0.1 and stays otherwise. With one or two
+    # turns left, Right is best. So the value of cell 0 is 0.8 with one turn left, and
+    # 0.8 + 0.1 * 0.8 = 0.88 with two turns left. With three turns left, the value of Up is
+    # 0.1 + 0.9 * 0.88 = 0.892. The value of Right is lower: 0.8 + 0.1 * 0.88 = 0.888.
     assert slippery[1, 0, 3] == pytest.approx(0.8)
     assert slippery[2, 0, 3] == pytest.approx(0.88)
     assert slippery[3, 0, 3] == pytest.approx(0.892)
@@ -320,9 +322,9 @@ def test_reply_value_averages_over_slips():
     env = episode.env
     env.size, env.holes, env.goal, env.player = 2, frozenset([2]), 1, 0
     env.num_actions = 0
-    # Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with 0.1. Three
-    # turns are left after this turn. With three turns left, the value of cell 0 is 0.892:
-    # test_values_of_the_lake_are_those_of_the_best_sequences derives this value.
+    # Right has probability 0.8 of reaching the goal, 0.1 of falling into the hole and 0.1 of
+    # staying. Three turns are left after this turn. With three turns left, the value of cell 0 is
+    # 0.892, as derived in test_values_of_the_lake_are_those_of_the_best_sequences.
     assert reply_value(episode, ["right"]) == pytest.approx(0.8 + 0.1 * 0.892)
     assert reply_value(episode, ["fly"]) == pytest.approx(0.892)
 
@@ -334,11 +336,11 @@ def test_reply_value_averages_over_slips():
         (["Right", "Right"], (1, 0)),  # the second move goes into the hole
         (["Right", "Right", "Down"], (1, 0)),
         (["Down", "Right", "Up", "Right"], (1, 0)),  # the first two moves go towards the goal
-        (["fly"], (0, 0)),  # no legal action, but the turns left are enough to win
+        (["fly"], (0, 0)),  # no legal action, but enough turns are left to win
     ],
 )
 def test_losses_of_a_game_by_hand(moves, losses):
-    """One turn on this 3x3 lake without slip. S is the start, O a hole, G the goal.
+    """Play one turn on this 3x3 lake without slip. S is the start, O a hole, G the goal.
 
     S _ O
     _ _ _
@@ -391,8 +393,8 @@ def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
 
 def test_the_noise_of_the_truth_is_known():
     """An estimated advantage is the difference of two means of 16 returns each. In `simulate`, the
-    standard deviation of a return's noise is 0.5, so the variance of the noise of an estimated
-    advantage is 2 * 0.5^2 / 16 = 0.03125. The variance of the true advantages is 0.3^2 = 0.09. The
+    noise of a return has standard deviation 0.5. So the noise of an estimated advantage has
+    variance 2 * 0.5^2 / 16 = 0.03125. The true advantages have variance 0.3^2 = 0.09. The
     reliability is the share of the estimates' variance that is not noise:
     0.09 / (0.09 + 0.03125) = 0.742."""
     _, truth = simulate(np.random.default_rng(0), num_turns=4000)
@@ -401,15 +403,15 @@ def test_the_noise_of_the_truth_is_known():
     assert truth.reliability() == pytest.approx(0.742, abs=0.02)
     # `draws_for(0.95)` is the number of draws m at which Pearson's correlation of estimated and
     # exact advantages is 0.95. This correlation is the root of the reliability. With m draws, the
-    # reliability is 0.09 / (0.09 + 0.5 / m). The reliability is 0.95^2 = 0.9025 at
-    # m = 0.5 / 0.09 * 0.9025 / (1 - 0.9025) = 51.4.
+    # reliability is 0.09 / (0.09 + 0.5 / m). So a reliability of 0.95^2 = 0.9025 needs
+    # m = 0.5 / 0.09 * 0.9025 / (1 - 0.9025) = 51.4 draws.
     assert truth.draws_for(0.95) == pytest.approx(51.4, abs=4)
 
 
 def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
-    """Credit is the true advantage plus noise of the same variance. So Pearson's correlation of
-    credit with the true advantage is the root of 1/2, 0.71. For normal variables with this
-    correlation, the rank correlation (`rank`) is 6 / pi * arcsin(0.71 / 2) = 0.69."""
+    """Credit is the sum of two parts of equal variance: the true advantage and noise. So Pearson's
+    correlation of credit with the true advantage is sqrt(1/2) = 0.71. For normal variables with
+    this correlation, the rank correlation (`rank`) is 6 / pi * arcsin(0.71 / 2) = 0.69."""
     for draws in (4, 16, 64):
         rng = np.random.default_rng(1)
         advantages, truth = simulate(rng, num_turns=4000, draws=draws)
@@ -427,8 +429,8 @@ def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
 
 
 def test_shares_separate_bias_from_luck():
-    """The credit is 7 times a sum of three parts. Their variances are 1 (true advantage), 2 (bias)
-    and 3 (luck)."""
+    """The credit is 7 times the sum of three parts: the true advantage (variance 1), bias
+    (variance 2) and luck (variance 3)."""
     rng = np.random.default_rng(2)
     advantages, truth = simulate(rng, num_turns=20_000, spread=1.0)
     systematic = advantages + rng.normal(0, 2**0.5, 20_000)
@@ -535,7 +537,7 @@ def test_runs_of_different_methods_are_not_pooled(tmp_path):
     save_config(small_config(estimator="rloo"), {}, tmp_path / "rloo")
     folders = {path.name: str(path) for path in tmp_path.iterdir()}
     read_credit([folders["grpo"], folders["grpo_s1"], folders["rloo"], "--checkpoints=start"])
-    with pytest.raises(ValueError, match="gigpo have one environment and estimator, but are not"):
+    with pytest.raises(ValueError, match="gigpo have the same environment and estimator, but are"):
         read_credit([folders["grpo"], folders["gigpo"], "--checkpoints=start"])
 
 

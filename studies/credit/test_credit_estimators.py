@@ -70,7 +70,8 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
         assert twin.trajectory.status == game.trajectory.status
         assert facts_of(twin) == facts_of(game)
         # The engine computed the original game's history turn by turn. For a restored game, the
-        # engine computes the whole history in one prefill. So the logprobs differ by rounding.
+        # engine computes the whole history in one prefill. So the logprobs of the two games differ
+        # by rounding.
         logprobs = game.trajectory.rollout_logprobs
         assert twin.trajectory.rollout_logprobs == pytest.approx(logprobs, abs=1e-4)
         assert twin.episode.env.observe() == game.episode.env.observe()
@@ -176,7 +177,8 @@ def test_a_run_from_start_to_picture(trained_folder, tmp_path, capsys, monkeypat
     assert (tmp_path / "out/credit.png").stat().st_size > 10_000
     summaries = json.loads((tmp_path / "out/credit.json").read_text())
     assert [summary["label"] for summary in summaries] == ["start", "1", "end"]
-    # Without `measure_policy`, measuring fails. So the next call must read the files in OUT/cases.
+    # Without `measure_policy`, measuring fails. So the next call of `credit.main` succeeds only if
+    # it reads the measurements from the files in OUT/cases.
     monkeypatch.setattr(credit, "measure_policy", None)
     credit.main(words)
     assert (tmp_path / "out/credit.md").read_text() in capsys.readouterr().out

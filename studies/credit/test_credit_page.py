@@ -16,7 +16,8 @@ from studies.credit.page import correlations, results_of, speed_of
 
 
 def make_row(*successes, seed=0):
-    """Return the record of a run: success 0.4 before RL, then `successes` every ten iterations."""
+    """Return the record of a run. Its success rate is 0.4 before RL. `successes` are its success
+    rates after 10, 20, ... iterations."""
     curve = {str(10 * (i + 1)): success for i, success in enumerate(successes)}
     return {
         "settings": {"seed": seed},
@@ -54,8 +55,11 @@ def test_speed_is_the_mean_of_the_evaluations_after_the_start():
 
 
 def test_accuracy_and_speed_are_correlated_for_each_seed():
-    """GAE, GRPO and RLOO have the accuracies 0.9, 0.5, 0.2 at "start" and 0, 0, 1 at "end". Their
-    speeds are 0.6, 0.5 and 0.3 with seed 0, and 0.5, 0.7 and 0.8 with seed 1."""
+    """The numbers below belong to GAE, GRPO and RLOO, in this order.
+
+    The accuracies at checkpoint "start" are 0.9, 0.5 and 0.2. The accuracies at "end" are 0, 0
+    and 1. The speeds with seed 0 are 0.6, 0.5 and 0.3. The speeds with seed 1 are 0.5, 0.7 and 0.8.
+    """
     results = results_of("frozenlake", CURVES, SUMMARIES)
     assert [result.name for result in results] == ["GAE", "GRPO", "RLOO"]
     assert results[0].last.tolist() == [0.7, 0.5]
@@ -107,8 +111,8 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(credit_page, "rows_of", lambda _, scale: curves)
     credit_page.main([])
     text = page.read_text()
-    # With two seeds, the half-width is 12.7062 standard errors (Student's t). Intervals of success
-    # are cut off at 0 and 100 %. Intervals of differences are not cut off.
+    # With two seeds, the half-width of a 95 % interval is 12.7062 standard errors (Student's t).
+    # Intervals of success are cut off at 0 and 100 %. Intervals of differences are not cut off.
     assert (
         "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
         in text

@@ -6,10 +6,10 @@
     python -m studies.imitation.comparison frozenlake --show=True  # print the recorded rows
 
 Every model and scripted player plays 16 games on each of 256 fixed prompts. A *row* is a JSON file
-in studies/imitation/rows/ with the commit and the games won on each prompt, and for a training run
-also its settings and costs. The script writes studies/imitation/table.md from the rows. The script
-ignores a row if base/ now has other weights than when the row was made. An interrupted run
-continues when the command starts again.
+in studies/imitation/rows/. It holds the commit and the number of games won on each prompt. The row
+of a training run also holds settings and costs. The script writes studies/imitation/table.md from
+the rows. The script ignores a row if the weights in base/ have changed since the row was made. An
+interrupted run continues when the command starts again.
 """
 
 from configurator import UserError, load_config
@@ -83,7 +83,7 @@ class World(NamedTuple):
 def methods_of(
     name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
 ) -> dict[str, Method]:
-    """Return the methods for one grid world: name of the row in table.md -> method.
+    """Return the methods for one grid world, keyed by the names of their rows in table.md.
 
     Args:
         name: PPO reads config/NAME_ppo.py, and GRPO reads config/NAME_grpo.py.
@@ -106,14 +106,14 @@ def methods_of(
 
 
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
-    """Return the methods StarPO-S, GiGPO and SAMPO: name of the row in table.md -> method.
+    """Return the methods StarPO-S, GiGPO and SAMPO, keyed by the names of their rows in table.md.
 
-    We chose the numbers of iterations to make each run take about as much CPU time as PPO. In
+    We chose the numbers of iterations so that each run takes about as much CPU time as PPO. In
     table.md these runs take 0.9 to 1.4 times the CPU time of PPO.
 
     Args:
         star_po_s: RL iterations of StarPO-S.
-        later: RL iterations, the same number for GiGPO and SAMPO.
+        later: RL iterations of GiGPO. SAMPO has as many.
         overrides: settings of GiGPO and SAMPO.
     """
     ppo = (f"{name}_ppo",)
@@ -127,7 +127,7 @@ def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict
 
 
 def demonstrations(files: tuple[str, ...], player: str, steps: int) -> Curve:
-    """Return SFT on games of the planner (player="planner") or of all players ("crowd")."""
+    """Return SFT on games of the planner (player="planner") or of all players (player="crowd")."""
     overrides = {"sft_batch_size": 16, "eval_every": steps, "sft_steps": steps}
     return Curve(files, {**overrides, "sft_player": player})
 
@@ -144,7 +144,7 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
 
     Args:
         name: the game and its RL method are set in config/NAME.py.
-        sft: settings of SFT, with few steps, so that RL has something to improve.
+        sft: settings of SFT. The steps are few, so that RL has something to improve.
         rl: PPO or GRPO, used only in the name of the row.
         overrides: settings of RL.
     """
@@ -257,10 +257,10 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Make the missing rows of a world: train a model for each missing row of a method, and play
-    the games.
+    """Make the missing rows of a world. For the row of a method, first train a model. Then play the
+    games.
 
-    If `only` is the name of a row, only this row is made. Any other text chooses the rows whose
+    If `only` is the name of a row, this row alone is made. Any other text chooses the rows whose
     names contain the text, so "" chooses all rows.
 
     Raises: UserError if `only` matches no row."""
@@ -307,7 +307,7 @@ def run_method(world: World, method: Method, seed: int) -> dict:
 
 
 def add_costs(costs: dict[str, float], command: Command) -> None:
-    """Add to `costs` the CPU time of a run, without evaluations, and the tokens that it sampled."""
+    """Add a run's CPU time (without evaluations) and its number of sampled tokens to `costs`."""
     curve_file = command.out_dir / "curve.jsonl"
     if curve_file.exists():
         costs["CPU-s"] += read_rows(curve_file)[-1]["cpu_s"]
@@ -396,7 +396,7 @@ def is_finished(world: str, method: str, seed: int) -> bool:
 
 
 def page(names: Sequence[str]) -> str:
-    """Return the text of table.md: an introduction, and a table for each world with rows."""
+    """Return the text of table.md: an introduction, and a table for each world that has rows."""
     parts = [INTRODUCTION]
     for name in names:
         lines = world_lines(name)
@@ -434,9 +434,9 @@ def world_lines(name: str) -> list[str]:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Format the mean of a - b in % with its interval; a and b are paired by prompt.
+    """Format the mean of `a - b` in %, and its interval. The arrays are paired by prompt.
 
-    If a and b have equally many seeds, a and b are also paired by seed. Otherwise b is first
+    If `a` and `b` have equally many seeds, they are also paired by seed. Otherwise `b` is first
     averaged over its seeds.
 
     Args: a, b: shares of games won, of shape (seeds, prompts)."""
@@ -448,8 +448,8 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
     """Return the results in the world `name`, for each row (player or method) of the table.
 
-    Returns: row -> (shares of games won, [mean CPU-s, mean sampled tokens]). The shares have the
-        shape (seeds, prompts)."""
+    Returns: a dict that maps each row to its shares of games won, and to the list
+        [mean CPU-s, mean sampled tokens]. The shares have the shape (seeds, prompts)."""
     found = {}
     players = read_row(name, "players", 0)
     if players:
@@ -467,15 +467,17 @@ def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
 INTRODUCTION = f"""\
 # RL against imitation
 
-Every row plays the same 256 fixed prompts {SAMPLES} times. Game k on a prompt has the same random
-numbers for slips in every row. Success is in %, with a 95 % interval over prompts and seeds. If the
-results of the seeds differ, parentheses hold them. Differences are paired by prompt. If the two
-rows of a difference have different numbers of seeds, the second row enters with the mean of its
-seeds, and the interval does not cover the spread of these seeds. Policies sample at T=0.5. CPU-s
-are the CPU time of training, without evaluations. The rows whose names begin with "crowd" are
-scripted players. In each turn they have a random limit on the number of actions. The corpus of the
-base model ([base_model](../base_model/README.md)) has games of the same players, but there random
-actions replace those of the player in some turns."""
+Every row plays the same 256 fixed prompts {SAMPLES} times. In all rows, game k on a prompt draws
+its slips from the same random numbers. Success is in %, with a 95 % interval over prompts and
+seeds. If the seeds have different results, parentheses hold the result of each seed. The third
+column is the success of the method in its heading minus the success of the row. This difference is
+paired by prompt. If the method and the row have different numbers of seeds, the results of the row
+are first averaged over its seeds. The interval then does not cover the spread of these seeds.
+Policies sample at T=0.5. CPU-s is the CPU time of training in seconds, without evaluations. The
+rows whose names begin with "crowd" are scripted players. In each turn, these players have a random
+limit on the number of their actions. The corpus of the base model
+([base_model](../base_model/README.md)) also has games of these players. In some turns of these
+games, random actions replace the actions of the player."""
 
 
 if __name__ == "__main__":

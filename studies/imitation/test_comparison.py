@@ -1,4 +1,4 @@
-"""Tests of studies/imitation/comparison.py, most with fake training and fake games.
+"""Tests of studies/imitation/comparison.py. Most tests use fake training and fake games.
 
 Run with:  python -m pytest -q studies/imitation/test_comparison.py
 """
@@ -26,7 +26,7 @@ WORLD = comparison.World(
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """Replace training and games by fakes, and return the list of their calls."""
+    """Replace training and games by fakes. Return a list that records the calls of the fakes."""
     calls = []
 
     def launch(command: Command) -> str:
@@ -66,7 +66,7 @@ def test_a_row_is_trained_and_played_once(lab):
     assert trained[0] == sft
     assert trained[1] == "train.py config/frozenlake_ppo.py config/models/tiny.py --seed=0"
     # The row "SFT, then PPO" begins with the SFT command of the row "SFT". In a real run, tools.sft
-    # then finds the last checkpoint and trains no further step.
+    # then finds the last checkpoint of the row "SFT" and trains no further step.
     assert trained[2] == sft
     assert "--learning_rate=0.5" in trained[3] and "--model=out/runs/sft-" in trained[3]
     played = [call for call in lab if call.startswith("--")]
@@ -118,8 +118,8 @@ def test_players_of_a_world_without_a_grid(monkeypatch):
 
 
 def test_costs_are_those_of_all_stages(lab):
-    """SFT takes 30.5 CPU-s. Each of three RL iterations takes 2 CPU-s and samples 10 tokens in each
-    of 8 x 16 games."""
+    """SFT takes 30.5 CPU-s. RL has three iterations. An iteration takes 2 CPU-s and samples 10
+    tokens in each of its 8 x 16 games."""
     row = comparison.run_method(WORLD, WORLD.methods["SFT, then PPO"], 0)
     assert row["costs"] == {"CPU-s": 36.5, "sampled tokens": 3 * 128 * 10}
     assert row["wins"] == [8, 8, 8, 8] and row["settings"] == {"seed": 7}
@@ -137,7 +137,8 @@ def write(tmp_path, method, seed, wins, base="abc", **more):
 
 
 def test_the_page_pairs_rows_by_prompt(lab, tmp_path):
-    """Of 64 games, PPO wins 48 with each seed, and SFT wins 32 with seed 0 and 40 with seed 1."""
+    """PPO wins 48 of 64 games with each seed. SFT wins 32 of 64 with seed 0, and 40 of 64 with
+    seed 1."""
     for seed in (0, 1):
         costs = {"CPU-s": 100.0 + seed, "sampled tokens": 2000.0}
         write(tmp_path, "PPO", seed, [16, 8, 16, 8], costs=costs)

@@ -1,7 +1,7 @@
 """The experiments of two papers: arXiv 2504.20073 (RAGEN) and arXiv 2510.01132 (the Guide).
 
-RAGEN and GUIDE hold the experiments of each paper by name. EXPERIMENTS joins RAGEN and GUIDE, and
-`python -m studies.reproduce` reads EXPERIMENTS.
+RAGEN and GUIDE map names to experiments, one dict for each paper. EXPERIMENTS joins RAGEN and
+GUIDE, and `python -m studies.reproduce` reads EXPERIMENTS.
 """
 
 from studies.experiments import (
@@ -184,7 +184,7 @@ def quest_turns(max_turns: int) -> Curve:
 
 
 def reward_densities() -> dict[str, Curve]:
-    """Return PPO, RLOO and GRPO at three reward densities.
+    """Return curves of PPO, RLOO and GRPO at three reward densities.
 
     RLOO and GRPO compare scores of trajectories. "RLOO by turn" and "GRPO by turn" compare
     returns-to-go of turns."""

@@ -75,9 +75,9 @@ def test_estimators_and_rewards_differ_in_what_they_name():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_replies_to_repair_fit(scale):
-    """Demonstrated replies in Repair have up to 36 tokens with the tiny tokenizer, and more with
-    Qwen's. So the limit max_response_tokens = 32 in config/recipes/tiny_text.py is too low for
-    Repair, and the runs restore the default of 400."""
+    """In Repair, demonstrated replies have up to 36 tokens with the tiny tokenizer, and more with
+    Qwen's. config/recipes/tiny_text.py allows only 32 tokens, so the runs restore the default of
+    `max_response_tokens`, 400."""
     config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
     assert config.max_response_tokens == 400
 
@@ -100,7 +100,7 @@ def test_batches_of_table_2_are_constant_and_budgets_of_fig10_equal():
         config = settings_of(trained, "tiny", 0)
         assert config.num_groups * config.group_size == 128
         kept = int(config.filter_keep * config.num_groups) * config.group_size
-        assert kept == config.batch_size, label  # one optimizer step an iteration
+        assert kept == config.batch_size, label  # so an iteration has one optimizer step
     for trained in EXPERIMENTS["fig10"].curves.values():
         config = settings_of(trained, "tiny", 0)
         assert config.num_iterations * config.num_epochs == 200

@@ -1,4 +1,4 @@
-"""Draw success and the signs of collapse over the iterations of runs."""
+"""Draw how success and the signs of collapse change during training."""
 
 import math
 from collections.abc import Sequence
@@ -45,9 +45,10 @@ def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
 
 
 def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]]) -> None:
-    """Draw metrics over the iterations.
+    """Draw each panel, and one legend for all panels.
 
-    Args: curves: name of a method -> its runs, all drawn in the same colour."""
+    Args:
+        curves: maps the name of a method to its runs. The runs of a method share a colour."""
     looks = looks_of(curves)
     columns = min(4, len(panels))
     num_rows = math.ceil(len(panels) / columns)
@@ -64,8 +65,8 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     """Draw the picture at the top of the repository's README.
 
     Args:
-        low: method -> one run for each seed, at a learning rate of 2e-5.
-        high: the same methods at 8e-5."""
+        low: maps a method to its runs at a learning rate of 2e-5, one run for each seed.
+        high: maps the same methods to their runs at 8e-5."""
     looks = looks_of(high)
     success, replies = PANELS[0], PANELS[5]
     drawn = (
@@ -76,7 +77,7 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     with picture(path, width=8.25, height=2.7) as figure:
         for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
             draw_panel(axes, panel, curves, looks)
-        # The legend does not say how many seeds a method has: the number differs between the rates.
+        # The legend does not name the number of seeds, which differs between the two rates.
         draw_legend(figure, looks)
 
 

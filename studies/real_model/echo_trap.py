@@ -5,7 +5,7 @@
 The script fetches the model, teaches it the format of replies (the cold start), and trains one copy
 with StarPO and one with StarPO-S. It writes a picture, replies.md and a web page of all recorded
 replies (starpo/view_against.html) into out/echo_trap/. After an interruption, the same command
-continues. studies/real_model/README.md has results with more seeds and methods.
+continues the experiment. studies/real_model/README.md has results with more seeds and methods.
 """
 
 from support.terminal import refuse_arguments, run_main

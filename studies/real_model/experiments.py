@@ -14,7 +14,7 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 
 
 def echo_trap() -> dict[str, Curve]:
-    """Return StarPO, StarPO-S and variants of both, on the bandit.
+    """Return the curves of StarPO, StarPO-S and their variants on the bandit.
 
     Runs with equal seeds share a cold start: SFT on 120 games of a player that chooses a random
     arm. Runs named "at 2e-5" have the learning rate of smollm2.py. Runs without a rate in their
@@ -63,7 +63,7 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
 
 
 def guess() -> dict[str, Curve]:
-    """Return StarPO and StarPO-S on a game of four turns, in which the policy guesses a number.
+    """Return the curves of StarPO and StarPO-S on a game of guessing a number in four turns.
 
     The cold start (SFT) imitates a player that guesses random numbers and has true thoughts. Two
     curves of StarPO-S have a reward for true thoughts."""

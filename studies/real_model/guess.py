@@ -1,8 +1,8 @@
 """Make the tables and pictures of the guessing game from the runs in studies/real_model/guess/.
 
-A run is a JSON file with "curve" (iteration -> success on the evaluation prompts) and "series"
-(metric -> its value in every iteration). The files of some runs also have "other_numbers", the
-success in games with the numbers 1 to 31.
+A run is a JSON file. Its "curve" maps an iteration to success on the evaluation prompts. Its
+"series" maps a metric to the list of its values in all iterations. The files of some runs also have
+"other_numbers", the success in games with the numbers 1 to 31.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ PANELS = (
 ITERATIONS = ("0", "10", "20", "30", "40")
 HEADINGS = ("run", "cold start %", *(f"iteration {step} %" for step in ITERATIONS[1:]))
 METHODS = ("StarPO", "StarPO-S")
-# The runs with a reward for true thoughts, and runs from the same cold starts without this reward.
+# These methods differ only in the reward for true thoughts. Runs of one seed share a cold start.
 REWARDED = ("StarPO-S", "StarPO-S, think_reward 0.1", "StarPO-S, think_reward 0.3")
 REWARDED_SEEDS = (3, 4, 5)
 REWARDED_HEADINGS = (
@@ -43,7 +43,7 @@ def read_runs() -> list[dict]:
 
 
 def runs_of(methods: Sequence[str]) -> dict[str, list[dict]]:
-    """Return method -> its runs, one for each seed."""
+    """Map each method in `methods` to its runs, one for each seed."""
     found: dict[str, list[dict]] = {method: [] for method in methods}
     for run in read_runs():
         if run["method"] in methods:
@@ -52,7 +52,7 @@ def runs_of(methods: Sequence[str]) -> dict[str, list[dict]]:
 
 
 def rewarded_runs() -> dict[str, list[dict]]:
-    """Return method -> its runs with one of REWARDED_SEEDS."""
+    """Map each method in REWARDED to its runs whose seed is in REWARDED_SEEDS."""
     chosen = {}
     for method, runs in runs_of(REWARDED).items():
         chosen[method] = [run for run in runs if run["seed"] in REWARDED_SEEDS]
@@ -77,7 +77,9 @@ def draw_runs(path: Path, methods: dict[str, list[dict]]) -> None:
 
 
 def lines() -> list[str]:
-    """Return a table of success with 95 % intervals: a line for each run and for each method."""
+    """Return a table of success with 95 % intervals.
+
+    The table has a line for each run, and a line for the mean of each method."""
     cells = []
     for method, runs in runs_of(METHODS).items():
         for run in runs:
@@ -89,8 +91,10 @@ def lines() -> list[str]:
 
 
 def rewarded_lines() -> list[str]:
-    """Return a table of true statements and success: a line for each run of `rewarded_runs`, and
-    for each method the means with 95 % t intervals over the seeds."""
+    """Return a table of true statements and success.
+
+    Each run of `rewarded_runs` has a line. The last line of a method has the means over its seeds
+    and their 95 % t intervals."""
     cells = []
     for method, runs in rewarded_runs().items():
         shares = np.array([shares_of(run) for run in runs])  # (S, 5)
@@ -106,8 +110,9 @@ def rewarded_lines() -> list[str]:
 def shares_of(run: dict) -> list[float]:
     """Return the five numbers of a run's line in `rewarded_lines`, each between 0 and 1.
 
-    The first two are shares of true statements after the first turn: before RL and after RL. The
-    other three are success: before RL, in the best evaluation and at iteration 50."""
+    The first two numbers are the share of true statements before RL and after RL, without the
+    statements of the first turn. The last three numbers are success before RL, in the best
+    evaluation and at iteration 50."""
     curve = run["curve"]
     return [
         true_share(run, "start"),
@@ -126,8 +131,9 @@ def true_share(run: dict, evaluation: str) -> float:
 
 
 def rate_cell(run: dict, step: str) -> str:
-    """Return success at iteration `step`, with a Wilson interval over prompts; "-" if the run ended
-    before this iteration."""
+    """Return success at iteration `step` and its Wilson interval over prompts.
+
+    Return "-" if the run ended before this iteration."""
     if step not in run["curve"]:
         return "-"
     rate = run["curve"][step]
@@ -136,8 +142,9 @@ def rate_cell(run: dict, step: str) -> str:
 
 
 def mean_cell(runs: list[dict], step: str) -> str:
-    """Return the mean success of the seeds at iteration `step`, with an interval over prompts and
-    seeds; "-" if a run ended before this iteration."""
+    """Return the mean success at iteration `step`, and its interval over prompts and seeds.
+
+    Return "-" if a run ended before this iteration."""
     if any(step not in run["curve"] for run in runs):
         return "-"
     rates = np.array([run["curve"][step] for run in runs])  # (S,)
@@ -152,7 +159,7 @@ def chance_of_possible(num_numbers: int, num_turns: int) -> float:
     Args: num_numbers: how many numbers are still possible. num_turns: guesses left."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
-    wins = 0.0  # expected wins if each pair of first guess and hidden number is played once
+    wins = 0.0  # expected wins in all games: one game for each first guess and hidden number
     for guess in range(1, num_numbers + 1):
         wins += 1  # the game whose hidden number is the guess
         for rest in (guess - 1, num_numbers - guess):  # numbers left after "lower" and "higher"

@@ -1,7 +1,7 @@
 """Write the tables and pictures of studies/real_model/README.md, and docs/echo_trap.png.
 
     python -m studies.reproduce echo_trap jobs     # the runs
-    python -m studies.real_model.page              # seconds
+    python -m studies.real_model.page              # takes seconds
 
 The tables and pictures show runs of SmolLM2-135M. The README.md defines collapse, fall and sign.
 """
@@ -38,8 +38,8 @@ SIGNS = {
 # The pictures of the bandit and the tables "gains" and "difference" show only these methods.
 SHOWN = ("bandit StarPO", "bandit StarPO-S")
 AT_LOW_RATE = " at 2e-5"  # end of the labels of runs at this learning rate
-# A run loses the form (the format of replies) if the share of valid replies is below LOST in each
-# of its last LAST iterations.
+# A run loses the form (the format of replies) if it ends with at least LAST iterations in which the
+# share of valid replies is below LOST.
 LOST = 0.5
 LAST = 5
 HEADINGS = (
@@ -52,7 +52,8 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-# Maps an environment to its cell in the column "arms". Of two arms in a cell, the second is better.
+# Maps an environment to its cell in the column "arms". If a cell names two arms, the second is the
+# better arm.
 GAMES = {
     "bandit:pair=phoenix": "Phoenix, Dragon",
     "bandit:pair=engineer": "Engineer, Teacher",
@@ -100,7 +101,7 @@ def main(argv: list[str]) -> None:
 
 
 def finished_of(experiment: str) -> dict[str, list[Row]]:
-    """Return label of a method -> the results of its finished runs of SmolLM2."""
+    """Map the label of each method to the results of its finished runs of SmolLM2."""
     curves = rows_of(EXPERIMENTS[experiment].curves, "smollm2")
     return {name: rows for name, rows in curves.items() if rows}
 
@@ -154,8 +155,8 @@ def form_loss(row: Row) -> int | None:
 
 
 def fall_of(row: Row) -> int | None:
-    """Return the iteration of the collapse or of the loss of the form, whichever is first; None if
-    the run has neither."""
+    """Return the iteration of the collapse or of the loss of the form, whichever is first.
+    Return None if the run has neither."""
     falls = [iteration for iteration in (collapse_iteration(row), form_loss(row)) if iteration]
     return min(falls, default=None)
 
@@ -182,8 +183,9 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 def sign_cell(row: Row, sign: Sign) -> str:
     """Return when a sign begins, and whether the sign predicts the fall of the run.
 
-    Examples: "9: 6 before" (at iteration 9, six iterations before the fall), "13: late" (too late
-    to predict the fall), "9, 14: false" (false alarms in a run that does not fall), "never"."""
+    "9: 6 before" means that the sign begins at iteration 9, six iterations before the fall.
+    "13: late" means too late to predict the fall. "9, 14: false" means false alarms at iterations
+    9 and 14, in a run that does not fall. "never" means that the sign never begins."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:
@@ -219,7 +221,8 @@ def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
 def difference_lines(curves: dict[str, list[Row]]) -> list[str]:
     """Return a table of the difference in success after RL, StarPO-S minus StarPO.
 
-    Each line has one learning rate, and only the seeds that both methods have at this rate."""
+    Each line is for one learning rate. The line uses only the seeds for which both methods have
+    a finished run at this rate."""
     lines = []
     for suffix, rate in ((AT_LOW_RATE, "2e-5"), ("", "8e-5")):
         starpo, starpo_s = (wins_by_seed(curves.get(name + suffix, [])) for name in SHOWN)
@@ -233,7 +236,7 @@ def difference_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def wins_by_seed(rows: list[Row]) -> dict[int, np.ndarray]:
-    """Return seed -> success on each prompt after RL, (n,)."""
+    """Map each seed to the success on each prompt after RL, an array of shape (n,)."""
     found = {}
     for row in rows:
         (wins,) = tables.wins_by_env([row]).values()

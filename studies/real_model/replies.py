@@ -7,12 +7,12 @@ from pathlib import Path
 from utils.files import read_rows, read_text
 from utils.text import printable
 
-SHOWN = 4  # replies shown of each iteration
+SHOWN = 4  # number of replies shown for each iteration
 MOMENTS = ("start", "best", "end")
 
 
 def replies_page(runs: dict[str, Path]) -> str:
-    """Args: runs: method -> folder of its run."""
+    """Args: runs: maps the name of a method to the folder of its run."""
     lines = ["# Replies", ""]
     for name, folder in runs.items():
         lines += [f"## {name}", "", *reply_lines(folder), ""]
@@ -45,14 +45,15 @@ def records_by_step(folder: Path) -> dict[int, list[dict]]:
 
 
 def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, int]:
-    """Return three recorded iterations: the first, the earliest with best success, and the last."""
+    """Return the first, the best and the last recorded iteration. The best is the earliest one with
+    the highest success."""
     best = max(recorded, key=lambda step: rows[step]["success"])
     return recorded[0], best, recorded[-1]
 
 
 def spread_out(records: Sequence[dict], count: int) -> list[dict]:
-    """Return up to `count` records, evenly spaced to show several groups: neighbouring records
-    often belong to one group."""
+    """Return up to `count` evenly spaced records. Neighbouring records often belong to one group,
+    and the spacing shows several groups."""
     distance = max(1, len(records) // count)
     return list(records[::distance][:count])
 

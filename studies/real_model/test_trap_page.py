@@ -18,7 +18,9 @@ from tools.sft import read_sft
 def row_of(successes, lengths, seed=0):
     """Return the record of a run.
 
-    Args: successes: success of the evaluations before RL (always 0.5) and after every 5 iterations.
+    Args:
+        successes: success at each evaluation. The first evaluation is before RL (always 0.5), the
+            next ones come after every 5 iterations.
         lengths: mean length of the replies in each iteration."""
     flat = [0.4] * len(lengths)
     series = {
@@ -43,8 +45,8 @@ def row_of(successes, lengths, seed=0):
     }
 
 
-# The best success is 1.0, at iteration 5. At iterations 15 and 20, success is 0.3 and 0.2, so
-# the run collapses at 15.
+# The best success is 1.0, at iteration 5. Success is 0.3 at iteration 15 and 0.2 at iteration 20,
+# so the run collapses at 15.
 LENGTHS = [20] * 7 + [40] * 13
 COLLAPSED = row_of([0.5, 1.0, 0.9, 0.3, 0.2], LENGTHS)
 
@@ -56,7 +58,7 @@ def test_a_run_in_one_line():
 
 def test_a_run_loses_the_form_of_replies():
     valid = [1.0] * 10
-    valid += [0.25, 0.25, 0.5]  # 0.5 is not below page.LOST, so the loss begins after it
+    valid += [0.25, 0.25, 0.5]  # 0.5 is not below page.LOST, so the loss begins one iteration later
     valid += [0.25] * 7
     row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
     row["series"]["valid_frac"] = valid
@@ -65,7 +67,7 @@ def test_a_run_loses_the_form_of_replies():
     # The sign begins at iteration 12: the median reply length of iterations 10 to 12 is 60, three
     # times the median of iterations 1 to 5. The run loses the form at iteration 14.
     assert page.sign_cell(row, page.SIGNS["replies grow by half"]) == "12: 2 before"
-    # A run loses the form only if the share of valid replies is below page.LOST in at least its
+    # A run loses the form only if the share of valid replies is below page.LOST in each of its
     # last five iterations (page.LAST).
     row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4
     assert page.form_loss(row) is None
@@ -173,8 +175,8 @@ def test_a_missing_model_is_one_sentence():
 def test_a_player_that_guesses_what_is_possible():
     assert guess.chance_of_possible(1, 1) == 1.0
     assert guess.chance_of_possible(2, 1) == 0.5
-    # With three numbers and two turns, a player that first guesses 2 wins all games. A player that
-    # first guesses 1 or 3 wins 2/3 of the games.
+    # With three numbers and two turns, a player whose first guess is 2 wins all games. A player
+    # whose first guess is 1 or 3 wins 2/3 of the games.
     assert guess.chance_of_possible(3, 2) == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
     assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # as in README.md
     assert guess.chance_of_possible(15, 15) == pytest.approx(1.0)
@@ -185,8 +187,8 @@ def test_the_table_of_the_game(monkeypatch):
     run["curve"]["20"] = 0.75
     monkeypatch.setattr(guess, "read_runs", lambda: [run])
     monkeypatch.setattr(guess, "METHODS", ("StarPO",))
-    # Wilson intervals for 32, 64 and 96 wins in 128 games. With one seed, the mean has the same
-    # intervals as the run.
+    # These are Wilson intervals for 32, 64 and 96 wins in 128 games. With one seed, the mean has
+    # the same intervals as the run.
     cells = "25.0 [18.3, 33.2] | 50.0 [41.5, 58.5] | 75.0 [66.8, 81.7] | - | -"
     of_run, of_method = guess.lines()[2:]
     assert of_run == f"| StarPO, seed 4 | {cells} |"
@@ -194,7 +196,7 @@ def test_the_table_of_the_game(monkeypatch):
 
 
 def test_the_differences_that_the_page_names():
-    """The page says by how much runs with a reward for thoughts differ from runs without it."""
+    """README.md names the differences between runs with and without a reward for thoughts."""
     shares = {}
     for method, runs in guess.rewarded_runs().items():
         shares[method] = 100 * np.array([guess.shares_of(run) for run in runs])  # (S, 5)

@@ -1,4 +1,4 @@
-"""Measure speed and compare it with vLLM, Hugging Face and TRL. README.md has results.
+"""Measure speed and compare it with that of vLLM, Hugging Face and TRL. README.md has results.
 
     python -m studies.speed.bench rollout  # 128 trajectories: torch engine, vLLM, Hugging Face
     python -m studies.speed.bench update      # the packed update, a padded one, TRL's GRPO loss
@@ -7,19 +7,20 @@
     python -m studies.speed.bench precision   # log-probs of engine and trainer, in three dtypes
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
-The benchmarks head and scale have fixed settings: only --repeats and --json have an effect. The
-defaults of rollout, update and precision are config/frozenlake_grpo.py, config/models/tiny.py and a
-few changes (LAKE in bench.py). The defaults of iteration are config/bandit_grpo.py,
-config/models/tiny.py and a few changes (BANDIT in bench.py). Config files and --key=value override
-these defaults. An example, to run after `make smollm2`:
+The benchmarks `head` and `scale` have fixed settings: only --repeats and --json have an effect.
+`rollout`, `update` and `precision` start from config/frozenlake_grpo.py, config/models/tiny.py and
+the options in LAKE (in bench.py). `iteration` starts from config/bandit_grpo.py,
+config/models/tiny.py and the options in BANDIT (in bench.py). Config files and --key=value on the
+command line override these settings. An example, to run after `make smollm2`:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1
 
-By default, rollout and update use an untrained model of 4 layers. --repeats=N sets the number of
-measurements (default 5), except for precision, which makes one. --json=PATH writes the measurements
-to a file. Compare CPU times, because wall time says little on a shared machine. rollout, update and
-iteration check that their variants do the same work. vLLM and TRL (pip install trl) are measured if
-they are installed. `python -m studies.speed.gpu_report` measures on a GPU.
+By default, `rollout` and `update` use an untrained model of 4 layers. --repeats=N sets the number
+of measurements (default 5), except for `precision`, which makes one. --json=PATH writes the
+measurements to a file. Compare CPU times, because wall time says little on a shared machine.
+`rollout`, `update` and `iteration` check that all their variants do the same work. vLLM and TRL
+(pip install trl) are measured if they are installed. `python -m studies.speed.gpu_report` measures
+on a GPU.
 """
 
 from configurator import Config, UserError, load_config
@@ -35,7 +36,7 @@ from support.terminal import run_main
 from utils.files import check_writable, write_atomically
 from utils.model_folder import find_model
 
-BENCHMARKS = {  # name of a benchmark -> module with a function of this name
+BENCHMARKS = {  # maps a benchmark to its module, which has a function of the same name
     "rollout": "studies.speed.bench_rollout",
     "update": "studies.speed.bench_update",
     "iteration": "studies.speed.bench_iteration",

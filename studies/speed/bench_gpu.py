@@ -1,6 +1,6 @@
-"""Measure update, head and engine, for a model with the shape of Qwen2.5-0.5B and random weights.
+"""Measure the update, the LM head and the engine on a model with the shape of Qwen2.5-0.5B.
 
-On a CPU, the model and its inputs are small.
+The weights of the model are random. On a CPU, the model and its inputs are small.
 """
 
 from configurator import Config, load_config
@@ -25,8 +25,8 @@ from packing import PackedBatch, PackedLayout, pack
 from rollout import Trajectory, Turn
 from studies.speed.random_model import QWEN, build_random
 
-PEAK_FLOPS = 989e12  # FLOP/s in bfloat16 of one H100 or H200, dense
-REPEATS = 3  # timed calls, after one to warm up
+PEAK_FLOPS = 989e12  # of one H100 or H200, in FLOP/s, for dense products in bfloat16
+REPEATS = 3  # timed calls, after one call to warm up
 NUM_TURNS = 5
 SMALL_QWEN = QWEN | {
     "vocab_size": 4096,
@@ -42,10 +42,10 @@ class Sizes(NamedTuple):
     """Sizes of the model and of its inputs."""
 
     shape: dict  # settings of Qwen2Config
-    num_groups: int  # trajectories of a group share their first prompt
-    group_size: int
+    num_groups: int
+    group_size: int  # trajectories in a group, which share their first prompt
     prompt_tokens: int  # in a first prompt
-    later_tokens: dict[str, int]  # workload -> tokens in every later prompt
+    later_tokens: dict[str, int]  # maps a workload to the tokens in each later prompt
     response_tokens: int  # in a turn
     pack_tokens: int  # in one forward and backward pass (a pack)
     head_positions: int  # tokens whose log-probs measure_head computes
@@ -181,8 +181,8 @@ def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
 def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> float:
     """Count the FLOP of one forward and backward pass on `batch`.
 
-    A weight costs 6 FLOP a token (the head for sampled tokens only). Attention costs 12 x layers x
-    width FLOP for each key that a query sees.
+    A weight of the body costs 6 FLOP a token. A weight of the LM head costs 6 FLOP a sampled token.
+    Attention costs 12 x layers x width FLOP for each key that a query sees.
     """
     weights = 6.0 * (num_body * len(batch.ids) + num_head * len(batch.response_index))
     layout = PackedLayout(batch)
@@ -239,8 +239,8 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
         (logprobs.sum() + entropy.sum()).backward()
 
     seconds = median_seconds(run, device)
-    # 4 matrix products: the logits in the forward pass, the same logits again in the backward pass,
-    # and the gradients of `inputs` and `head`
+    # 4 matrix products: one for the logits in the forward pass, one for the same logits in the
+    # backward pass, and two for the gradients of `inputs` and `head`
     flop = 4 * 2.0 * sizes.head_positions * width * vocabulary
     return {"ms": 1000 * seconds, "of the peak": flop / PEAK_FLOPS / seconds}
 
@@ -249,7 +249,7 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
 
 
 def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
-    """Time the torch engine on two turns. `config` sets only the dtype.
+    """Time the torch engine on two turns. Only the dtype of `config` is used.
 
     The number of trajectories and the lengths of prompts are those of workload W2.
     """

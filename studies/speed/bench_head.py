@@ -1,4 +1,4 @@
-"""Benchmark of the language-model head: log-probs by chunks of the vocabulary, or by full logits.
+"""Benchmark of the language-model head: log-probs in chunks of the vocabulary or with full logits.
 
 bench.py runs this file in a new process for every measurement. The argument is the number of
 vocabulary columns in a chunk, or 0 for full logits:
@@ -45,8 +45,8 @@ def measure_head(
 ) -> dict[str, float]:
     """Measure one computation of the log-probs and their gradients.
 
-    Args: chunk: vocabulary columns in a chunk; 0 for full logits.
-    Returns: CPU seconds, and peak memory in MiB beyond the inputs and `weight.grad`.
+    Args: chunk: number of vocabulary columns in a chunk, or 0 for full logits.
+    Returns: CPU seconds, and the MiB of peak memory in addition to the inputs and `weight.grad`.
     """
     import torch
 
@@ -75,9 +75,10 @@ def main(argv: list[str]) -> None:
     if len(argv) != 1 or not argv[0].isdecimal():
         given = " ".join(argv) or "nothing"
         raise UserError(
-            f"give the number of vocabulary columns per chunk, 0 for full logits; got {given}"
+            f"give the number of vocabulary columns per chunk, or 0 for full logits; got {given}"
         )
-    import torch  # slow, so after the check of argv
+    # This import is slow, so it waits until argv has been checked.
+    import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

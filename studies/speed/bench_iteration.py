@@ -24,11 +24,11 @@ TRL_ITERATIONS = 4
 
 
 def iteration(config: Config, repeats: int) -> Rows:
-    """Measure an iteration: sample replies to a Bandit prompt, and train one step on all of them.
+    """Measure iterations that sample replies to a Bandit prompt and train one step on all of them.
 
     A measurement of train.py is the median of three iterations after a warm-up. A measurement of
-    TRL is the mean of four iterations. The benchmark stops if the numbers of tokens that train.py
-    and TRL sample in an iteration differ by 5 % or more.
+    TRL is the mean of four iterations. The benchmark stops if train.py and TRL differ by 5 % or
+    more in the number of sampled tokens per iteration.
     """
     num_replies = config.num_groups * config.group_size
     num_sampled: list[float] = []  # tokens per iteration, for each measurement of train.py
@@ -76,7 +76,7 @@ def bandit_prompt(config: Config) -> list[dict[str, str]]:
 
 
 def time_training(trainer) -> dict[str, float]:
-    """Return seconds per iteration, of which 1 % is the set-up inside `trainer.train()`."""
+    """Return CPU and wall seconds per iteration. The set-up in `trainer.train()` is 1 % of them."""
     timer = Timer()
     trainer.train()
     timer.stop()
@@ -89,11 +89,12 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Time iterations of train.py at growing numbers of trajectories, turns and ranks.
 
-    An exponent is the slope of log time over log size. The size is the number of trajectories,
-    turns or ranks. For trajectories and turns, the time is CPU time, and the slope is fitted
-    without the smallest size. For ranks, the time is wall time, and the sizes are 1 and 2. Turns
-    are measured on Sokoban. Replies on Sokoban are cut at 24 tokens, because the tiny base model
-    writes longer replies in late turns. `config` has no effect.
+    Fit an exponent for each of the three numbers: the slope of log time over log size. The size is
+    the number of trajectories, the mean number of turns, or the number of ranks. For trajectories
+    and turns, the time is CPU time, and the slope is fitted without the smallest size. For ranks,
+    the time is wall time, and the sizes are 1 and 2. Turns are measured on Sokoban. Replies on
+    Sokoban are cut at 24 tokens. Without this limit, the tiny base model would write longer replies
+    in late turns than in early turns. `config` has no effect.
     """
     lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]
@@ -132,8 +133,8 @@ def grow(quantity: str, runs: dict[int, list[str]], repeats: int) -> dict[str, o
 def run_training(*arguments: str, ranks: int = 1, iterations: int = 4) -> dict[str, float]:
     """Run train.py.
 
-    Returns: metric -> median over all iterations except the first. "wall_s" is the sum of the
-    medians of rollout_s and update_s."""
+    Returns: the median of each metric over all iterations except the first. "wall_s" is the sum of
+    the medians of rollout_s and update_s."""
     shutil.rmtree(OUT_DIR, ignore_errors=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     settings = [f"--num_iterations={iterations}", f"--out_dir={OUT_DIR}", "--filter_keep=1.0"]

@@ -15,7 +15,7 @@ Rows = dict[str, dict[str, list[float]]]  # variant -> quantity -> [median, smal
 
 
 def starts(config: Config) -> list[tuple[tuple[int, int], int]]:
-    """Return (seed of the initial state, index in the group) of each trajectory."""
+    """For each trajectory, return the seed of its initial state and its index in the group."""
     return [
         ((71, group), member)
         for group in range(config.num_groups)
@@ -40,8 +40,8 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
     for each variant.
 
     Args:
-        variants: Name -> function that does the work. If the function returns "cpu_s" and "wall_s",
-            they replace the times measured here.
+        variants: Maps the name of a variant to a function that does its work once. If the function
+            returns "cpu_s" and "wall_s", they replace the times measured here.
     """
     measured = {name: [] for name in variants}
     for _ in range(repeats + 1):

@@ -27,14 +27,14 @@ from studies.speed.random_model import QWEN, build_random
 NUM_REQUESTS = 32
 PROMPT_TOKENS = 64
 RESPONSE_TOKENS = 32
-# With this weight of the last norm, the logits have a standard deviation of about 4.
+# If all weights of the last norm have this value, the logits have a standard deviation of about 4.
 LOGIT_SCALE = 7.0
 SHAPE = {**QWEN, "num_hidden_layers": 2}
 
 
 @dataclass
 class Request:
-    """A prompt and its response, with the fields of a trajectory that `pack` reads."""
+    """A prompt and its response. `pack` accepts a Request in place of a trajectory."""
 
     first_prompt_ids: list[int]
     response_ids: list[int]
@@ -51,8 +51,8 @@ class Request:
 def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
     """Compare the log-probs of engine and trainer for a model with random weights.
 
-    Returns: for each row (a dtype, with or without rounded logits), the mean, 99th percentile and
-        maximum of the absolute difference in nats.
+    Returns: rows of the mean, 99th percentile and maximum of the absolute difference in nats. Each
+        dtype has a row. float16 and bfloat16 have a second row, for logits rounded to 16 bits.
     """
     network = build_random(shape)
     torch.nn.init.constant_(network.model.norm.weight, LOGIT_SCALE)
@@ -77,7 +77,7 @@ def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
 
 
 def compare_logprobs(network: PreTrainedModel, config: Config, dtype: torch.dtype) -> Tensor:
-    """Return |log-prob of engine - log-prob of trainer| of each sampled token, (R,) nats."""
+    """For each sampled token, return |log-prob of engine - log-prob of trainer| in nats, (R,)."""
     config = replace(config, max_running=NUM_REQUESTS, max_context_tokens=128)
     requests, sampled = sample(network, config, dtype)
     policy = Policy(copy.deepcopy(network))

@@ -83,7 +83,7 @@ def check_tokens(name: str, ids: Sequence[list[int]], expected: Sequence[list[in
 
 
 class Barrier:
-    """An engine that begins a turn only when every trajectory has finished the turn before."""
+    """An engine that begins a turn only when every trajectory has finished the previous turn."""
 
     def __init__(self, engine):
         self.engine = engine
@@ -114,8 +114,9 @@ class Barrier:
 class DrawnLengths:
     """An engine that cuts every reply at a random length of at most 100 tokens.
 
-    The length is drawn from a geometric distribution with a mean of 25 tokens, and then limited.
-    The seed of the reply decides the length, so all engines cut at the same token.
+    The length is drawn from a geometric distribution with a mean of 25 tokens, and then limited to
+    100 and `max_tokens`. The seed of the reply decides the length, so all engines cut at the same
+    token.
     """
 
     def __init__(self, engine):
@@ -136,7 +137,9 @@ class DrawnLengths:
 class HuggingFace:
     """An engine that calls `generate` once a turn, for a batch of all unfinished trajectories.
 
-    Args: keep: keep the KV cache from turn to turn, instead of a prefill of the whole history.
+    Args:
+        keep: True to keep the KV cache from turn to turn. If False, every turn prefills the whole
+            history.
     """
 
     def __init__(self, model: PreTrainedModel, eos_id: int, *, keep: bool):
@@ -153,7 +156,7 @@ class HuggingFace:
         return bool(self.waiting)
 
     def release(self, key: int) -> None:
-        """Do nothing: `step` drops trajectories for which no turn was added."""
+        """Do nothing, because `step` itself drops every trajectory for which no turn was added."""
 
     def add(self, key: int, ids: list[int], *, max_tokens: int, **_) -> None:
         self.waiting.append((key, list(ids), max_tokens))
@@ -196,7 +199,7 @@ class HuggingFace:
         self.mask = self.mask[rows]
 
     def append_prompts(self, histories: Sequence[list[int]]) -> None:
-        """Append to `ids` the new tokens of each history, padded on the left."""
+        """Pad the new tokens of each history on the left, and append them to `ids`."""
         num_known = self.mask.sum(1).tolist()
         new = [torch.tensor(ids[n:]) for ids, n in zip(histories, num_known, strict=True)]
         ones = [torch.ones_like(row) for row in new]

@@ -25,14 +25,15 @@ from support.training_metrics import Timer
 CLIP_LOW = 0.2
 CLIP_HIGH = 0.28
 PADDED_BATCH = 8  # trajectories
-# The allowed difference in float32 is absolute for the loss and relative for the gradient norm.
+# The allowed difference between variants in float32. It is absolute for the loss and relative for
+# the gradient norm.
 TOLERANCE = 5e-5
 
 Part = Sequence[Trajectory]  # a micro-batch
 
 
 def update(config: Config, repeats: int) -> Rows:
-    """Time a forward and backward pass on up to 32 trajectories, cut after 1 to 5 turns."""
+    """Time a forward and backward pass on up to 32 trajectories, each cut after 1 to 5 turns."""
     model, tokenizer = load_model(config.model)
     policy = Policy(model)
     plain = load_plain(config.model)
@@ -139,8 +140,8 @@ def forward_backward(
 
 
 def check_results(results: dict[str, dict[str, float]]) -> None:
-    """Raise UserError if loss or gradient norm of a variant differs from that of the first variant
-    by TOLERANCE or more."""
+    """Compare the loss and gradient norm of each variant with those of the first variant. Raise
+    UserError if a difference is TOLERANCE or more."""
     expected = next(iter(results.values()))
     for found in results.values():
         loss_error = abs(found["loss"] - expected["loss"])
@@ -152,10 +153,10 @@ def check_results(results: dict[str, dict[str, float]]) -> None:
 
 
 def num_operations(model: PreTrainedModel, packed: PackedBatch) -> int:
-    """Count the operations of matrix products with weights, forward and backward.
+    """Count the operations of matrix products with weights, in the forward and backward pass.
 
-    For each token, a weight costs two operations forward and four backward. The head is computed
-    for sampled tokens only."""
+    For each token, a weight costs two operations in the forward pass and four in the backward pass.
+    The head is computed for sampled tokens only."""
     head = model.get_output_embeddings().weight.numel()
     embeddings = {id(model.get_output_embeddings().weight), id(model.get_input_embeddings().weight)}
     body = sum(weight.numel() for weight in model.parameters() if id(weight) not in embeddings)
@@ -172,7 +173,7 @@ def print_share_of_peak(operations: int, cpu_s: float) -> None:
 
 
 def measure_peak() -> float:
-    """Return the operations per CPU second of a large float32 matrix product, the best of five."""
+    """Time five large float32 matrix products. Return operations per CPU second of the fastest."""
     rows, width = 1024, 1536
     a = torch.randn(rows, width)
     b = torch.randn(width, width)
@@ -202,7 +203,7 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
-    """Return the log-probs of response tokens, (R,), from logits at every position."""
+    """Compute logits at every position. Return the log-probs of the response tokens, (R,)."""
     ids, attention_mask, response_mask = pad(part)
     logits = model(ids, attention_mask=attention_mask).logits[:, :-1]  # (B, T-1, V)
     logprobs = logits.float().log_softmax(-1)
@@ -216,8 +217,8 @@ def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
 def make_trl_trainer(config: Config, prompt, **options):
     """Make TRL's GRPOTrainer. The reward of a reply is its index in the group.
 
-    Returns: the trainer, and a list to which each sampled batch appends its total number of
-        sampled tokens.
+    Returns: the trainer, and a list. For each batch that it samples, the trainer appends the total
+        number of sampled tokens to the list.
     """
     from datasets import Dataset
     from datasets.table import InMemoryTable
@@ -270,5 +271,5 @@ def trl_loss(trainer, batch: Batch, indices: list[int]) -> Tensor:
         "tool_mask": response_mask[:, 1:],
         "advantages": batch.advantages[indices],
     }
-    mean = trainer._compute_loss(trainer.model, inputs)  # over the tokens of the micro-batch
+    mean = trainer._compute_loss(trainer.model, inputs)  # over the micro-batch's response tokens
     return mean * response_mask.sum() / batch.num_tokens

@@ -1,4 +1,4 @@
-"""Measure one piece (a group of cases) of gpu_report.py.
+"""Measure one piece of gpu_report.py. A piece is a group of measurements (cases).
 
 python -m studies.speed.gpu_pieces update --device=cuda  # one GPU; appends to out/gpu/results.jsonl
 """
@@ -20,7 +20,7 @@ def read_piece(argv: list[str]) -> tuple[str, Config, float]:
 
 
 if __name__ == "__main__":
-    run_main(read_piece)  # reports mistakes before the slow imports
+    run_main(read_piece)  # reports wrong arguments before the slow imports
 
 import gc
 import platform
@@ -53,7 +53,7 @@ Case = Callable[[], Values]
 
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
-RESERVED_S = 40  # when less than this time of --limit_s is left, no further iteration begins
+RESERVED_S = 40  # no further iteration begins in the last RESERVED_S seconds of --limit_s
 # Maps the dtype of an iteration to the fraction by which a metric in COMPARED may differ from its
 # value on a CPU in float32.
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
@@ -63,7 +63,7 @@ GPU_FIELDS = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.max
 
 
 class NotAvailable(Exception):
-    """A case cannot be measured here."""
+    """A case cannot be measured on this machine."""
 
 
 # ---------- the process
@@ -106,7 +106,7 @@ def measure_case(piece: str, name: str, case: Case, results: Results, device: to
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         results.add(piece, name, "failed", reason=text)
         print(text, flush=True)
-        if "CUDA error" in text:  # CUDA works no more in this process
+        if "CUDA error" in text:  # CUDA no longer works in this process
             raise
 
 
@@ -120,8 +120,8 @@ def release_memory(device: torch.device) -> None:
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
     """Return the cases of a piece by name, the most useful first.
 
-    Args: deadline: value of time.perf_counter(). After this time, a case may begin its first
-        iteration of train.py, but no further iteration.
+    Args: deadline: a time on the clock of time.perf_counter(). After this time, a case may begin
+        its first iteration of train.py, but no further iteration.
     """
     if piece == "environment":
         return {"this machine": partial(describe_machine, device)}
@@ -171,8 +171,9 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
-    """Return updates of W1 to measure, in packs of up to `packs * sizes.pack_tokens` tokens. If
-    `packs` is 1, leave out the case "varlen, eager", because the piece `update` measures it."""
+    """Return cases that measure updates of workload W1. A pack has up to
+    `packs * sizes.pack_tokens` tokens. If `packs` is 1, leave out the case "varlen, eager", because
+    the piece `update` measures it."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -239,7 +240,7 @@ def query_gpu(field: str) -> str:
         return f"unknown ({type(error).__name__})"
 
 
-# ---------- the tiny model, compared with the CPU
+# ---------- the tiny model on a device and on the CPU
 
 
 def tiny_config(device: torch.device, engine: str = "torch", dtype: str = "auto") -> Config:
@@ -260,8 +261,7 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
     """Run one iteration on the CPU in float32.
 
     Args: device_type: type of the device on which `compare_with_cpu` runs its iteration. If
-        `device_type` is "cpu", the iteration here and the iteration of `compare_with_cpu` have
-        fewer trajectories than for a GPU.
+        `device_type` is "cpu", both functions sample fewer trajectories than for a GPU.
     Returns: all trajectories, kept trajectories, and the metrics of the update.
     """
     config = tiny_config(torch.device(device_type), dtype="float32")
@@ -346,7 +346,7 @@ def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> li
 
 
 def restart_of(config: Config, device: torch.device) -> Values:
-    """Update, save checkpoints, load one into a new learner, compare weights."""
+    """Update a learner, save checkpoints, load one into a new learner, and compare the weights."""
     sizes = sizes_for(device)
     model = load_or_build(config, device)
     learner = Learner(config, model, None)

@@ -3,14 +3,14 @@
     python -m studies.speed.gpu_report                         # one H100 or H200, about 15 minutes
     python -m studies.speed.gpu_report --minutes=9  # stop measuring after 9 minutes
     python -m studies.speed.gpu_report --pieces=update,head    # these pieces, in this order
-    python -m studies.speed.gpu_report --device=cpu  # the same with tiny models, 1 CPU-minute
+    python -m studies.speed.gpu_report --device=cpu  # tiny models on a CPU, 1 CPU-minute
 
 A piece is a group of measurements (cases). A piece runs in a process of its own (gpu_pieces.py),
 which is stopped after 4 minutes at the latest. If a case breaks the process, the remaining cases
 run in a new process. Results are appended to out/gpu/results.jsonl. The next call skips measured
-pieces, and runs failed pieces after all others. Only the piece `environment` keeps its place in the
+pieces, and runs failed pieces after all others. But the piece `environment` keeps its place in the
 order, even if it failed. --out_dir=PATH sets a folder other than out/gpu. --model=NAME sets the
-model of the piece `flagship`. Without vLLM, the pieces that need it are skipped.
+model of the piece `flagship`. Without vLLM, the pieces that need vLLM are skipped.
 """
 
 from configurator import Config, UserError, load_config
@@ -36,7 +36,7 @@ OPTIONS = {
     "minutes": 0.0,  # time for all measurements of a call; 0 = no limit
 }
 MAX_PROCESS_S = 240.0
-MIN_PROCESS_S = 30.0  # if less time is left, no process starts
+MIN_PROCESS_S = 30.0  # if less than this time is left, no process starts
 TERM_S = 35.0  # from SIGTERM to SIGKILL; torchrun needs 30 s to kill ranks that do not end
 NOT_MEASURED = "not measured"
 
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
     name: str
     title: str
-    needs: str = ""  # "vllm": a GPU and vLLM; "cuda": a GPU; "": neither
+    needs: str = ""  # "" (nothing), "cuda" (a GPU) or "vllm" (a GPU and vLLM)
 
 
 # The most useful pieces come first, because a GPU may be available only for minutes.
@@ -92,8 +92,9 @@ def main(argv: list[str]) -> None:
 class Results:
     """The lines of results.jsonl. The last line of a case is its result.
 
-    A line has "piece", "case" ("" for the whole piece), "state" (waiting, running, done, skipped or
-    failed), "values" (name -> number or text) and "reason".
+    A line has the keys "piece", "case", "state", "values" and "reason". In a line about the whole
+    piece, "case" is "". "state" is waiting, running, done, skipped or failed. "values" maps names
+    to numbers or texts.
     """
 
     def __init__(self, out_dir: Path):
@@ -155,7 +156,7 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
     """Measure the cases of a piece, and add the state of the piece to the results.
 
-    Args: deadline: value of time.perf_counter() at which a process that still runs is stopped.
+    Args: deadline: when time.perf_counter() reaches this value, the running process is stopped.
     """
     missing = reason_to_skip(piece, config.device)
     if missing:
@@ -250,7 +251,7 @@ def end_group(process: subprocess.Popen) -> None:
     reaches the ranks. But torchrun itself ends its ranks when it gets SIGTERM. So SIGTERM comes
     before SIGKILL.
     """
-    with suppress(ProcessLookupError):  # no process of the group runs
+    with suppress(ProcessLookupError):  # raised if no process of the group runs
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=TERM_S)

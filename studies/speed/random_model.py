@@ -80,7 +80,7 @@ def build_random(
 def save_random(
     folder: Path, shape: dict = QWEN, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> None:
-    """Write a random model in bfloat16, with the tokenizer of base/."""
+    """Write a random model in bfloat16 and the tokenizer of base/."""
     network = build_random(shape, device=device, seed=seed)
     network.to(torch.bfloat16).save_pretrained(folder)
     for name in TOKENIZER_FILES:

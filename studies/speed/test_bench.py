@@ -182,7 +182,7 @@ def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):
     rows = bench_iteration.scale(small_config(), 1)
     assert rows["exponent of trajectories"] == pytest.approx(1.0)
     assert rows["exponent of turns"] == pytest.approx(1.5)  # cost ~ turns^1.5
-    assert rows["exponent of ranks"] == pytest.approx(0.0)  # 3 seconds on one rank and on two
+    assert rows["exponent of ranks"] == pytest.approx(0.0)  # wall_s is 3.0 at any number of ranks
     assert "time grows like turns^1.50" in capsys.readouterr().out
 
 

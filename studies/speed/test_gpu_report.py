@@ -148,7 +148,7 @@ def test_the_cases_after_a_crash_run_in_a_new_process(results, monkeypatch):
     states = {case: row["state"] for (_, case), row in results.rows.items()}
     assert states == {"a": "done", "b": "failed", "c": "done", "": "failed"}
     assert results.rows["head", "b"]["reason"] == "exit code -11: "
-    assert limits == [200.0, 200.0]  # the time left until 300.0
+    assert limits == [200.0, 200.0]  # seconds left until the deadline 300.0
 
 
 def test_a_process_that_begins_no_case_is_not_repeated_and_failed_cases_are(results, monkeypatch):
@@ -186,7 +186,7 @@ def test_no_piece_begins_without_time(tmp_path, monkeypatch, capsys):
     moments = iter([1000.0, 1000.0, 1060.0, 1270.0, 1271.0])
     monkeypatch.setattr(gpu_report.time, "perf_counter", lambda: next(moments))
     gpu_report.main([f"--out_dir={tmp_path}", "--minutes=5"])
-    assert deadlines == [1300.0] * 3  # at 1271.0 only 29 s are left, below MIN_PROCESS_S
+    assert deadlines == [1300.0] * 3  # at 1271.0, only 29 s are left, less than MIN_PROCESS_S
     assert "no time is left; the next call continues" in capsys.readouterr().out
 
 
@@ -283,9 +283,9 @@ def test_metrics_that_differ_are_said_in_words():
 def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
-    # The packed batch has 2 tokens, then 3 tokens that also see the first 2. If the last of n
-    # neighbouring tokens sees k keys, flop_of counts n * (k - n/2) keys for the n tokens. Here,
-    # flop_of counts 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5 keys.
+    # The packed batch has a block of 2 tokens, then a block of 3 tokens that also see the first
+    # block. If the last of the n tokens of a block sees k keys, flop_of counts n * (k - n/2) keys
+    # for the block. The sum over both blocks is 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5 keys.
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
@@ -332,7 +332,7 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
     row = UpdateCase("W2").measure(CPU)
     # The 2 members of a group share 19 of the 20 tokens of their first prompt. The last token must
     # stand directly before the first reply (see packing.py), so each member has its own copy. Each
-    # member adds 57 tokens: the copy, 4 later prompts of 4 tokens and 5 replies of 8.
+    # member adds 57 tokens: 1 copied token, 4 later prompts of 4 tokens, and 5 replies of 8 tokens.
     num_tokens = 2 * (19 + 2 * 57)
     assert row["s"] == 4.0 and row["tokens/s"] == num_tokens / 4.0
     assert row["MFU"] * 4.0 == pytest.approx(row["s at the peak"])

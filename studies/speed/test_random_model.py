@@ -76,7 +76,7 @@ def test_a_random_model_is_written_over_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_layer_of_qwen_trains_with_lora(qwen_folder, tmp_path):
-    """The run needs about 3 GiB, mostly for the vocabulary of 151,936."""
+    """The run needs about 3 GiB of memory, mostly for the vocabulary of 151,936 tokens."""
     out_dir = tmp_path / "out"
     command = [sys.executable, "train.py", "config/frozenlake_ppo.py", "config/models/lora.py"]
     settings = [f"--model={qwen_folder}", f"--out_dir={out_dir}", "--dtype=float32"]

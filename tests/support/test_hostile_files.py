@@ -397,11 +397,11 @@ ROW = {key: None for key in HISTORY_ROW}
         ),
         (
             ROW | {"step": 1},
-            " must have a row for each iteration up to 3, that of the newest checkpoint; ",
+            " must have a row for each iteration up to 3, the iteration of the newest checkpoint; ",
         ),
         (
             None,
-            " must have a row for each iteration up to 3, that of the newest checkpoint; "
+            " must have a row for each iteration up to 3, the iteration of the newest checkpoint; "
             "got 2 rows: ",
         ),
     ],
@@ -422,7 +422,7 @@ def test_shortened_metrics_are_noticed(folder):
     assert read_history(path, 3) == rows[:3]
     assert read_history(path, 0) == []
     sentence = (
-        f"{path} must have a row for each iteration up to 3, that of the newest checkpoint; "
+        f"{path} must have a row for each iteration up to 3, the iteration of the newest checkpoint; "
         "got {} rows: restore the file, or give another --out_dir"
     )
     write_rows(path, rows[:2])

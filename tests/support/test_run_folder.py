@@ -159,5 +159,5 @@ def test_a_run_of_changed_code_says_how_to_restore_it(tmp_path):
     with pytest.raises(UserError, match="estimator must be one of .*, got 'mine'$"):
         load_saved(tmp_path)
     (tmp_path / "code.diff").write_text("diff")
-    with pytest.raises(UserError, match=f"got 'mine'; .* git apply {tmp_path}/code.diff restores$"):
+    with pytest.raises(UserError, match=f"got 'mine'; .* git apply {tmp_path}/code.diff$"):
         load_saved(tmp_path)

@@ -102,7 +102,7 @@ def test_a_closed_output_is_one_line():
     os.close(reader)
     done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
-    sentence = b"error: the program that reads the output has ended, as head does\n"
+    sentence = b"error: the program that reads the output, such as head, has ended\n"
     assert (done.returncode, done.stderr) == (2, sentence)
 
 
