@@ -1,4 +1,4 @@
-"""The log of a run, one row per iteration: metrics.jsonl, TensorBoard, and W&B if wanted.
+"""Writes one row per iteration to the log of a run: metrics.jsonl, TensorBoard, and W&B if wanted.
 
     tensorboard --logdir out
 
@@ -26,12 +26,12 @@ SHOWN_SAMPLES = 4  # number of trajectories per iteration in TensorBoard
 
 def progress_bar(**options) -> tqdm:
     """A progress bar on the terminal of rank 0."""
-    disable = True if rank() else None  # None: tqdm shows the bar only on a terminal
+    disable = True if rank() else None  # with None, tqdm shows the bar only on a terminal
     return tqdm(mininterval=1, disable=disable, **options)
 
 
 class Log:
-    """Writes metrics.jsonl and TensorBoard files in `out_dir`, and W&B if config.wandb is given.
+    """Writes metrics.jsonl and TensorBoard files in `out_dir`, and to W&B if config.wandb is set.
 
     Args: history: rows of the iterations so far. If the run continues from a checkpoint,
         metrics.jsonl can hold rows of iterations after the checkpoint. So `history` replaces the
@@ -56,7 +56,7 @@ class Log:
         """Write the metrics of an iteration to all logs, and some trajectories to TensorBoard and
         W&B.
 
-        Raises: ValueError if a metric of the row is missing or unknown.
+        Raises: ValueError if the row lacks a metric or has an unknown metric.
         """
         wrong = sorted(row.keys() ^ self.groups.keys())
         if wrong:
@@ -64,7 +64,7 @@ class Log:
         with append_to(self.path) as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
-            os.fsync(file.fileno())  # so that a crash leaves no checkpoint without its row
+            os.fsync(file.fileno())  # so that, after a crash, each checkpoint has its row
         self._show(row, samples)
 
     def close(self, exit_code: int = 0) -> None:

@@ -18,7 +18,7 @@ from utils.time_limit import EnvError, call_with_timeout
 # Building an environment must not be random. To check this, NUM_BUILDS builds are compared. If a
 # build is one of two equally likely variants, 4 builds reveal this in 7 of 8 cases.
 NUM_BUILDS = 4
-NUM_GAMES = 3  # at most this many evaluation games are tried for a playable first turn
+NUM_GAMES = 3  # at most this many evaluation games are tried until a first turn can be played
 
 
 def check_installed(config: Config) -> None:
@@ -57,15 +57,18 @@ def check_wandb(project: str) -> None:
 # ---------- environments
 
 
-@lru_cache(maxsize=256)  # scripts read their command line twice (see `run_main`), but check once
+# Scripts read their command line twice (see `run_main`). The cache prevents a second check.
+@lru_cache(maxsize=256)
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
-    """Build an environment several times, start a game in each build, and try an action in one.
+    """Build an environment several times, start a game in each, and try an action in the first.
 
     An environment must not draw random numbers when it is built. Otherwise the members of a group
     would play different games. `python -m tools.check_env` checks more.
 
-    Args: spec: the environment, as in the setting `env`; observation, max_actions: as for
-        `make_env`; limit_s: the time limit of a turn, in seconds.
+    Args:
+        spec: the environment, as in the setting `env`.
+        observation, max_actions: as for `make_env`.
+        limit_s: the time limit of a turn, in seconds.
     Raises: UserError if the builds start differently, or if no first turn can be played."""
     envs = []
     for _ in range(NUM_BUILDS):
@@ -87,10 +90,10 @@ def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: flo
 
 
 def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
-    """Start evaluation game `index`, and draw an instance that is compared but not played.
+    """Start evaluation game `index`, and draw an instance only to compare it between the builds.
 
-    All builds play the same instance, because `reset` takes it from a cache. Only the instance that
-    each build draws here shows whether the method `draw` differs between the builds.
+    All builds play the same instance, because `reset` takes it from a cache. So only the drawn
+    instances show whether the method `draw` differs between the builds.
 
     Returns: values that must be equal in all builds."""
     instance = env.draw(np.random.default_rng(EVAL_SEED))

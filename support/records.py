@@ -60,7 +60,8 @@ TRAJECTORY = {  # the shape of a line in a file of trajectories
 
 
 LOST = "the game was lost"
-# status -> why a trajectory ended without a success; errors have texts of their own
+# Maps a status to the reason why a trajectory ended without a success. "error" is not a key,
+# because each error has its own text.
 REASONS = {
     "failure": "the game ended, or its last action was used, without a success",
     "out_of_turns": "the game was not over after max_turns replies",
@@ -158,7 +159,7 @@ def note_filter(
     """Store in each trajectory whether the filter kept its group, and the group's filter value.
 
     Args:
-        values: (P,), a value for each group, by which the filter ranks groups.
+        values: (P,), one per group. The filter ranks the groups by these values.
         groups: indices of the kept groups."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
@@ -184,11 +185,11 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
     """Write a line for each trajectory in `rows`.
 
-    In the line, "policy" is the name from `rows`, and "entropy" is a metric of the `Scores` with
-    this name.
+    A line also has the keys "policy" and "entropy". "policy" is the name of the trajectory's
+    `Scores` in `rows`. "entropy" is a metric of these `Scores`.
 
-    Args: rows: name -> `Scores` (support/scores.py). In train.py, the name is an environment. In
-        eval.py and scripts that share its options, the name is a policy or player."""
+    Args: rows: maps names to `Scores` (support/scores.py). In train.py, a name is an environment.
+        In eval.py and scripts that share its options, a name is a policy or player."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}
@@ -212,8 +213,8 @@ def read_records(path: str | Path, shape: dict) -> list[dict]:
     """Read the lines of a file of trajectories.
 
     Args: shape: the shape of each line, see utils/json_shapes.py.
-    Raises: UserError if a line has another shape, an empty seed or no turns, or if there are no
-        trajectories.
+    Raises: UserError if a line does not have this shape, if its seed or its list of turns is
+        empty, or if the file has no trajectories.
     """
     records = []
     for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):

@@ -15,7 +15,7 @@ from support.scores import Scores, budget_notes, score_table
 from utils.files import read_text, write_atomically
 from utils.text import printable
 
-# The printed line of an iteration: metric -> width and decimal places of its value.
+# Maps each metric in the printed line of an iteration to the width and decimal places of its value.
 PRINTED = {
     "reward": "5.2",
     "success": "4.2",
@@ -102,8 +102,9 @@ def write_report(
 ) -> None:
     """Write eval_final.jsonl, scores.json and scores.md, and print the tables and hints.
 
-    Args: stages: "start" or "after RL" -> environment -> scores of the policy; references:
-        environment -> reference player -> scores."""
+    Args:
+        stages: maps "start" and "after RL" to a dict from environments to scores of the policy.
+        references: maps each environment to a dict from reference players to scores."""
     out_dir = Path(config.out_dir)
     write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], tokenizer)
     texts = []
@@ -123,7 +124,7 @@ def write_report(
             successes[env][name] = wins
     text = "\n".join(texts)
     write_atomically(out_dir / "scores.json", json.dumps(successes) + "\n")
-    write_atomically(out_dir / "scores.md", text)  # last: scores.md marks the run as finished
+    write_atomically(out_dir / "scores.md", text)  # last, because it marks the run as finished
     print(f"\n{text}")
     files = sorted(path.name for path in out_dir.iterdir() if path.name != "lock")
     print(f"wrote {out_dir}/: {', '.join(files)}; policy and best are Hugging Face folders")
@@ -131,10 +132,10 @@ def write_report(
 
 
 def remove_final_outputs(out_dir: Path) -> None:
-    """When a finished run continues, remove the results that it wrote at its end.
+    """If a finished run continues, remove the results that were written when it finished.
 
-    The results are those of an earlier iteration. If scores.md stayed, `show_if_finished` could
-    take the continued run for finished before the run has written its new results."""
+    The continued run makes these results out of date. If scores.md stayed, `show_if_finished` could
+    take the continued run for finished before its new results are written."""
     for name in ("scores.md", "scores.json", "eval_final.jsonl"):
         (out_dir / name).unlink(missing_ok=True)
     shutil.rmtree(out_dir / "policy", ignore_errors=True)
@@ -173,9 +174,9 @@ def next_steps_hint(config: Config) -> str:
     env = ""
     for key in ("env", "eval_env"):
         value = getattr(config, key)
-        # Somebody else may have written the saved settings of a run. So eval.py refuses saved
-        # settings with an environment that can run programs or read files, unless the user names
-        # this environment. The printed command names it.
+        # Somebody else may have written the saved settings of a run. If an environment in these
+        # settings can run programs or read files, eval.py refuses the run unless the user names
+        # this environment. So the printed command names this environment.
         if specs_that_run_programs(value):
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

@@ -219,9 +219,9 @@ class Run:
     def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
         """Whether to write trajectories of this iteration.
 
-        The size limit of trajectories.jsonl grows with each iteration, and reaches MAX_SAMPLE_BYTES
-        at the last. With a constant limit, the early iterations of a long run could fill the file.
-        """
+        The size limit of trajectories.jsonl grows with each iteration, and is MAX_SAMPLE_BYTES in
+        the last iteration. With a constant limit, the early iterations of a long run could fill the
+        file."""
         config = self.config
         step = self.learner.step
         if not config.sample_every:

@@ -22,8 +22,8 @@ from typing import Any
 from utils import code_version
 from utils.files import PARTIAL, read_json, write_atomically
 
-# A run may continue with other values of these settings, because they normally do not affect updates.
-# For some of them, the dict CHANGES_THROUGH below sets a condition.
+# A run may continue with other values of these settings, because these settings normally do not
+# affect updates. For some of them, the dict CHANGES_THROUGH below sets a condition.
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -40,8 +40,8 @@ MAY_CHANGE_ON_RESUME = (
 FORMER_SETTINGS = ("num_samples",)  # settings that only older runs have
 
 # Maps a setting in MAY_CHANGE_ON_RESUME to (other setting, value). The setting may change only if
-# the other setting has this value. If final_lr is not 1, num_iterations also sets the learning rates.
-# If early_stop is True, eval_every also decides when a run stops.
+# the other setting has this value. If final_lr is not 1, num_iterations also sets the learning
+# rates. If early_stop is True, eval_every also decides when a run stops.
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
 # Files that train.py and tools.sft open in the folder of a run. Both commands refuse links with
@@ -134,8 +134,8 @@ def _check_entries(out_dir: Path) -> None:
         if not is_folder and not path.is_file():
             raise UserError(f"{path} must be a plain file, because a run writes to it; remove it")
     # `save_pretrained` of transformers writes through links in its target folder. But
-    # `checkpoint.export` saves a model into a new folder, which then replaces the old one. So links
-    # in an old model folder do no harm, and the check below is only a second guard.
+    # `checkpoint.export` saves a model into a new folder, which then replaces the old folder. So
+    # links in an old model folder do no harm, and the check below is only a second guard.
     for pattern in MODELS:
         for path in sorted(out_dir.glob(f"{pattern}/*")):
             _check_no_link(path)
@@ -224,7 +224,8 @@ def load_saved(path: str | Path, kind: type[Config] = Config) -> Config:
         if not changes.is_file():
             raise
         raise UserError(
-            f"{error}; the run was made with changed code; to restore this code, run git apply {changes}"
+            f"{error}; the run was made with changed code: to restore this code, "
+            f"run git apply {changes}"
         ) from error
 
 

@@ -76,7 +76,7 @@ def earlier_when_continued(out_dir: Path, config: Config, step: int) -> list[Ear
 
 
 def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
-    """A sentence for each Earlier, such as "until iteration 4: clip_high was 0.2 and is now 0.4"."""
+    """One sentence per Earlier, such as "until iteration 4: clip_high was 0.2 and is now 0.4"."""
     sentences = []
     for until, settings in earlier:
         phrases = changed_settings(settings, config) or ["the settings were the present ones"]
@@ -85,7 +85,7 @@ def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
 
 
 def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
-    """The last iteration whose evaluation settings differ from those of `config`, or 0.
+    """The last iteration whose evaluation settings differ from those of `config`; 0 if none.
 
     Evaluation settings decide the prompts and the rules of an evaluation (`_evaluation_of`).
     """

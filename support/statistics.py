@@ -4,8 +4,8 @@ A seed is one training run. An instance is one initial state of a game, such as 
 are for the mean over all seeds and all instances that could have been drawn. The error of a
 measured mean has two parts, one from the choice of instances and one from the choice of seeds. Each
 part has a half-width. The half-width for the choice of seeds uses quantiles of Student's t.
-`rate_interval`, `difference_interval` and `mean_over_seeds` compute the root of the sum of the
-squares of the two half-widths (the method MOVER of Zou and Donner,
+`rate_interval`, `difference_interval` and `mean_over_seeds` combine the two half-widths into one,
+the root of the sum of their squares (the method MOVER of Zou and Donner,
 https://doi.org/10.1002/sim.3095). `seed_interval` leaves out the error from the choice of
 instances.
 
@@ -79,11 +79,11 @@ def rate_interval(wins: ndarray) -> Interval:
 
 
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
-    """`rate_interval`, computed from the rates of S seeds that played each prompt once.
+    """`rate_interval`, computed only from the rates of S seeds that played each prompt once.
 
-    It is not known which prompts a seed solved. The function assumes that seeds with equal rates
-    solved the same prompts. It also assumes that a seed with a higher rate solved all prompts of a
-    seed with a lower rate, and more. These assumptions give the widest interval.
+    It is not known which prompts a seed solved. The function assumes that each prompt that a seed
+    solved was also solved by all seeds with equal or higher rates. This assumption gives the widest
+    interval.
 
     Args:
         rates: (..., S) success rates.
@@ -118,7 +118,7 @@ def difference_interval(a: ndarray, b: ndarray) -> Interval:
 
 
 def seed_interval(rates: ndarray) -> Interval:
-    """95 % interval of the mean of S seeds. It leaves out the error from the choice of instances.
+    """95 % interval of the mean of S seeds. The error from the choice of instances is left out.
 
     Args:
         rates: (S, ...) success rates, S at least 2.

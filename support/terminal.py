@@ -65,7 +65,7 @@ def refuse_arguments(argv: Sequence[str]) -> None:
 def accept_all_characters() -> None:
     """Prevent encoding errors of stdin, stdout and stderr.
 
-    stdout and stderr write a character that their encoding lacks as a Python escape. stdin reads
+    stdout and stderr write a Python escape for a character that their encoding lacks. stdin reads
     U+FFFD for bytes that it cannot decode."""
     errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
     for name, rule in errors.items():

@@ -39,8 +39,8 @@ class WandbLog:
     If W&B does not start, the training run ends. After a later error of W&B, the training
     run goes on without W&B.
 
-    Args: first_step: the first iteration of this process. If it is 1, or if there
-        is no earlier W&B run, a new W&B run begins; otherwise the earlier W&B run continues.
+    Args: first_step: the first iteration of this process. If it is 1, or if there is no earlier
+        W&B run, a new W&B run begins; otherwise the earlier W&B run continues.
     Raises: UserError if W&B does not start."""
 
     def __init__(self, out_dir: Path, first_step: int, config: Config):

@@ -58,13 +58,13 @@ NUM_TRAIN = 100  # training games that are compared with the evaluation games
 NUM_PLAYED = 40  # evaluation games that the expert and the random player play
 # Action budget of the expert. The expert follows plan(), or greedy() if plan() returns [].
 EXPERT_ACTIONS = 50
-MAX_TWINS = 0.1  # largest fraction of training games that may look like an evaluation game
-MAX_RANDOM = 0.75  # largest ratio of the random player's wins to the expert's wins
+MAX_TWINS = 0.1  # largest allowed fraction of training games that look like evaluation games
+MAX_RANDOM = 0.75  # largest allowed ratio of the random player's wins to the expert's wins
 SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless `blocking` is set
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
 TEXT_LIMIT_S = 10.0  # seconds for a step with an odd text
-POLL_S = 0.2  # seconds between two looks at whether the process still runs
+POLL_S = 0.2  # seconds between two tests of whether the process still runs
 ODD_TEXTS = (  # texts for which step() must raise no error
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
     *("0", "-1", "1e999", "nan", "9" * 10_000, "None", "True", "[]", "{}", "()", "''", '"', "\\"),
@@ -164,7 +164,7 @@ def send_findings(subject: Subject, writer: Connection) -> None:
     """Run all checks, and send their findings and the notes of `subject` through a pipe.
 
     Before each stage, such as a check, the function sends the name of the stage. So if the
-    environment ends the process, the reader of the pipe knows the stage.
+    environment ends the process, the reader of the pipe knows in which stage.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback here: the parent reports Ctrl-C
     try:
@@ -179,8 +179,9 @@ def check_environment(
 ) -> list[Finding]:
     """Run all checks and return the findings.
 
-    Args: report: called with each finding, and before each stage with words such as "it was built".
-        The words complete the message "it ended its process (exit code N) while ...".
+    Args: report: function that receives each finding. Before each stage, it also receives words
+        such as "it was built". The words complete the message "it ended its process (exit code N)
+        while ...".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []
@@ -243,7 +244,7 @@ class Seen(NamedTuple):
     """What a game shows in one step."""
 
     step: str  # the action and its result; at the start, the opening observation
-    # Results of observe, statements and plan. Calls of these methods must not change the game.
+    # Results of `observe`, `statements` and `plan`. These methods must not change the game.
     asked: str
 
 
@@ -251,9 +252,9 @@ def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iter
     """Play a training game with random actions.
 
     Yields: the opening observation, then what each step shows.
-    Args: asks: whether to call observe, statements and plan before each step."""
+    Args: asks: whether to call `observe`, `statements` and `plan` before each step."""
     rng = action_rng(seed)
-    # With an empty cache, `reset` draws the instance again. So the checks cover `draw`, too.
+    # With an empty cache, `reset` draws the instance again. So the checks also cover `draw`.
     draw_instance.cache_clear()
     yield Seen(env.reset([seed, CHECK_SEED], member=member), "")
     for _ in range(env.max_actions):
@@ -268,7 +269,7 @@ def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iter
 
 
 def digest(subject: Subject) -> str:
-    """Return a hash of the games of SEEDS and of the instances of the splits eval and heldout."""
+    """Return a hash of the games of SEEDS and of the instances of the eval and heldout splits."""
     sha = hashlib.sha256(repr(reserved_instances(subject.spec)).encode("utf-8", "replace"))
     for seed in SEEDS:
         for seen in game_log(subject.make(), seed):
@@ -277,7 +278,7 @@ def digest(subject: Subject) -> str:
 
 
 def compare(reason: str, seed: int, expected: list, got: list) -> list[str]:
-    """Return a sentence on the first difference between two logs of a game; [] if equal."""
+    """Return a sentence on the first difference between two logs of a game; [] if there is none."""
     for before, after in zip_longest(expected, got, fillvalue="the end"):
         if before != after:
             return [f"{reason}: in game {seed}, {show(before)} became {show(after)}"]
@@ -288,8 +289,8 @@ def compare(reason: str, seed: int, expected: list, got: list) -> list[str]:
 
 
 def check_repeats(subject: Subject) -> list[str]:
-    """Check that a game does not depend on other games, or on calls of observe, statements and
-    plan."""
+    """Check that a game does not depend on other games, or on calls of `observe`, `statements`
+    and `plan`."""
     expected = {seed: list(game_log(subject.make(), seed)) for seed in SEEDS}
     problems = []
     env = subject.make()
@@ -565,7 +566,8 @@ def wins_game(env: Env, choose: Callable[[Env], str]) -> bool:
 def is_random(subject: Subject) -> bool:
     """Whether the same actions on the same instance can lead to different games.
 
-    The compared games differ in `member`, which changes only the random events of a game."""
+    The function plays each instance with several values of `member`. `member` changes only the
+    random events of a game."""
     for seed in SEEDS:
         logs = set()
         for member in range(4):

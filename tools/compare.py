@@ -6,11 +6,11 @@
     python -m tools.compare A vs B --threshold=80  # costs of reaching 80 % success
     python -m tools.compare A vs B --out=out/a_b   # writes out/a_b.md, .csv, .png and .pdf
 
-An arm is one method: finished runs that train alike, except for the seed. In the commands after the
-first, A, B and C each stand for the folders of an arm. All arms must be scored on the same prompts.
-Without --out, the command writes the files A_vs_B.md, .csv, .png and .pdf in out/comparisons/. The
-95 % intervals of success rates, and of differences between arms, are over prompts and seeds
-(support/statistics.py).
+An arm consists of the finished runs of one method. These runs train alike, except for the seed. The
+first command lists the folders of both arms. The other commands write A, B or C for the folders of
+an arm. All arms must be scored on the same prompts. Without --out, the command writes the files
+A_vs_B.md, .csv, .png and .pdf in out/comparisons/. Success rates and differences between arms have
+95 % intervals over prompts and seeds (support/statistics.py).
 """
 
 from configurator import UserError, read_option
@@ -35,7 +35,7 @@ class Command(NamedTuple):
 
 
 def read_command(argv: Sequence[str]) -> Command:
-    """Parse a command line: folders of runs, "vs" between arms, options. Raises: UserError."""
+    """Parse a command line: folders of runs, "vs" between arms, and options. Raises: UserError."""
     options = {"threshold": None, "out": ""}
     groups: list[list[Path]] = [[]]
     left_out = []
@@ -158,7 +158,7 @@ def prompts_of(run: TrainedRun) -> tuple:
 
 
 def highest_shared_level(arms: Sequence[Arm]) -> float:
-    """Return the highest multiple of 5 % success that every run reaches, in per cent."""
+    """Return the highest success in % that every run reaches, rounded down to a multiple of 5."""
     best = min(best_success(run) for arm in arms for run in arm.runs)
     return float(int(100 * best / LEVEL_STEP + 1e-9) * LEVEL_STEP)
 
@@ -168,7 +168,7 @@ def best_success(run: TrainedRun) -> float:
 
 
 def cost_to(arm: Arm, threshold: float) -> Cost:
-    """Return the costs up to `threshold` % success, for the seeds that reach this success."""
+    """Return the costs of reaching `threshold` % success, for the seeds that reach it."""
     cost = Cost([], [])
     for run in arm.runs:
         for evaluation in run.evaluations.values():
@@ -185,7 +185,9 @@ def cost_to(arm: Arm, threshold: float) -> Cost:
 def report(arms: Sequence[Arm], threshold: float, picture: str) -> str:
     """Return the page in Markdown.
 
-    Args: threshold: success in per cent, for the costs; picture: name of the file with the curves.
+    Args:
+        threshold: success in per cent. The page shows the costs of reaching this success.
+        picture: name of the file with the curves.
     """
     title = " vs ".join(cell(arm.name) for arm in arms)
     lines = [f"# {title}", "", f"![Success over iterations]({picture})", ""]
@@ -244,7 +246,7 @@ def difference_lines(env: str, arms: Sequence[Arm]) -> list[str]:
 
 
 def wins_of_seeds(arm: Arm, env: str, seeds: Sequence[int]) -> np.ndarray:
-    """Return the successes of the final policies of S seeds on n prompts, (S, n)."""
+    """Return the success of each seed's final policy on each prompt, as an array (S, n)."""
     runs = {run.config.seed: run for run in arm.runs}
     return np.stack([runs[seed].wins[env]["after RL"] for seed in seeds])
 
@@ -252,7 +254,7 @@ def wins_of_seeds(arm: Arm, env: str, seeds: Sequence[int]) -> np.ndarray:
 def verdict(a: np.ndarray, b: np.ndarray) -> str:
     """Say in words whether arm `a` is better than arm `b`.
 
-    Args: a, b: successes of S shared seeds on n prompts, (S, n)."""
+    Args: a, b: arrays (S, n) with the success of each shared seed on each prompt."""
     low, high = difference_interval(a, b)
     if low > 0:
         sentence = "The arm named first is better: the interval is above 0."
@@ -316,9 +318,8 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
 def code_lines(arms: Sequence[Arm]) -> list[str]:
     """Return a section on the uncommitted changes to the code of the runs; [] if there are none.
 
-    A table shows the files whose changes differ between runs. Below the table, a list
-    names each run with changes, and the file that holds the changes as a diff. If a run did not
-    save its changes, the list says so."""
+    A table shows the files whose changes differ between runs. Below the table, a list names the
+    diff file of each run that has changes. If a run did not save its changes, the list says so."""
     runs = [run for arm in arms for run in arm.runs]
     if all(run.code_diff == "" for run in runs):
         return []

@@ -2,7 +2,8 @@
 
 The corpus of the tiny base model (studies/base_model) has games of these players:
 - random: takes random actions.
-- greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
+- greedy: in FrozenLake, goes straight to the goal and ignores holes. In Sokoban, this player brings
+  boxes near targets.
 - careful: plays like greedy, but takes a bad move only if all moves are bad. A bad move goes
   straight into a hole, or pushes a box into a corner without a target. In FrozenLake, this player
   prefers moves that end near the goal. Each hole into which a move could slip counts as one more
@@ -37,12 +38,13 @@ SETTINGS_READ = f"{GAME} {REWARDS} eval_split eval_size"
 SEED_CROWD = 15  # makes the random streams of this file differ from those of other files
 # maps a player to its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-# For each game, draw_player draws the probability that a turn has random actions. The probability
-# is below this value.
+# For each game, draw_player draws the probability that a turn has random actions, uniformly between
+# 0 and MAX_RANDOM_SHARE.
 MAX_RANDOM_SHARE = 0.2
 LONGEST_PLAN = 3  # actions; in FrozenLake, longer plans are slow to compute
 
-# The cost of a move; the lowest is best. A later number counts only if the earlier ones are equal.
+# The cost of a move; the lowest is best. Costs are compared as tuples: a later number counts only
+# if all earlier numbers are equal.
 Cost = tuple[float, ...]
 
 
@@ -73,7 +75,7 @@ def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> s
 
 
 def turn_actions(player: str, episode: Episode, rng: np.random.Generator) -> list[str]:
-    """Return a player's actions for this turn, with a random limit on their number."""
+    """Return a player's actions for this turn. The maximum number of actions is random."""
     config = episode.config
     most = min(config.actions_per_turn, episode.env.actions_left)
     count = int(rng.integers(1, most + 1))
@@ -117,10 +119,9 @@ def careful(env: Grid, rng: np.random.Generator) -> str:
 
 
 def lake_cost(env: FrozenLake, index: int) -> Cost:
-    """Return the cost of a move, two values: whether the move enters a hole, then a sum.
-
-    The sum is the distance from the next cell to the goal, plus the number of holes into which the
-    move could slip. These holes count even on ice without slips."""
+    """Return the cost of a move, two values. The first value says whether the move goes straight
+    into a hole. The second value is the distance from the next cell to the goal, plus the number of
+    holes into which the move could slip. These holes count even if the ice is not slippery."""
     ahead, *sides = [lake_neighbour(env.size, env.player, (index + i) % 4) for i in (0, -1, 1)]
     slips = sum(side in env.holes for side in sides)
     distance = manhattan_distance(env.size, ahead, env.goal)
@@ -141,13 +142,13 @@ def sokoban_cost(env: Sokoban, index: int) -> Cost:
     return is_stuck, *env.cost_after(index)
 
 
-# ---------- how well they play
+# ---------- how well the players play
 
 
 def play_crowd(player: str, config: Config, samples: int) -> np.ndarray:
     """Let a player play `samples` games on each fixed prompt of a config.
 
-    Returns: the share of games that the player wins on each prompt, (1, number of prompts)."""
+    Returns: the share of games that the player wins on each prompt, shape (1, eval_size)."""
     wins = np.zeros((config.eval_size, samples))
     for index, member in product(range(config.eval_size), range(samples)):
         rng = np.random.default_rng([SEED_CROWD, index, member])
@@ -158,7 +159,7 @@ def play_crowd(player: str, config: Config, samples: int) -> np.ndarray:
 
 
 def reply_without_thought(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
-    """Reply with the actions of a player of the crowd, and without a thought."""
+    """Return a reply of a player of the crowd: the player's actions and no thought."""
     actions = turn_actions(player, rollout.episode, rng)
     return Reply(format_response("", actions, think=rollout.config.think))
 

@@ -3,8 +3,8 @@
 The thoughts of scripted players are true sentences about the state. The setting `sft_player`
 selects the player:
 - shortest: takes the actions of `Env.demonstrate`, mostly one a turn. These actions often follow a
-  shortest path. In some environments, the actions are not optimal, so that RL has more to learn:
-  in FrozenLake, for example, the actions ignore slips.
+  shortest path. In some environments, the actions are not optimal, so that RL has more to learn.
+  For example, the actions in FrozenLake ignore slips.
 - planner: plays optimally under the limits of turns and actions (`Env.plan`).
 - crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """
@@ -30,7 +30,7 @@ from utils.time_limit import EnvError, call_with_timeout
 from worlds.grids import Grid
 
 SEED_DEMOS = 11  # makes the random streams of this file differ from those of other files
-# If a turn has no random actions, the player `shortest` takes one action with this probability.
+# probability that the player `shortest` takes only one action in a turn without random actions
 COMMIT_ONE = 0.75
 
 
@@ -72,7 +72,7 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 
     A turn has random actions with probability `sft_noise`. In the first demonstrations (the
     fraction `sft_clean` of all), this probability is 0. The player "crowd" ignores both settings:
-    `draw_player` draws for each game the probability that a turn has random actions.
+    `draw_player` draws the probability of random actions for each game.
 
     Raises: UserError if the game fails, if the environment does not have the player `sft_player`,
         or if a reply or the first turn has too many tokens."""
@@ -83,9 +83,9 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     rollout.reset("train")
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
-    # The instance is drawn with the seed `path`. The 1 makes the player's random numbers differ
-    # from those of the instance. A 0 would leave the numbers equal, because numpy ignores zeros at
-    # the end of a seed.
+    # The instance is drawn with the seed `path`. The seed [*path, 1] gives the player other random
+    # numbers. The seed [*path, 0] would give the random numbers of `path` again, because numpy
+    # ignores zeros at the end of a seed.
     rng = np.random.default_rng([*path, 1])
     if config.sft_player == "crowd":
         write = partial(crowd_reply, episode, draw_player(rng, config.sft_planners), rng)
@@ -130,7 +130,7 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
 
 
 def describe_cuts(demonstrations: Sequence[Trajectory]) -> str:
-    """Say how many demonstrations and replies were cut off by limits of tokens; "" if none were."""
+    """Say how many demonstrations and replies were cut off by token limits; "" if none were."""
     num_games = sum(trajectory.status == "out_of_tokens" for trajectory in demonstrations)
     turns = [turn for trajectory in demonstrations for turn in trajectory.turns]
     num_replies = sum(bool(turn.record.cut_by) for turn in turns)
@@ -219,8 +219,8 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
     """Write the demonstrations of these settings as lines of JSON. Returns: their number.
 
     For training, the setting sft_file names a file of demonstrations. The setting can also name a
-    file that eval.py --jsonl wrote, because lines of eval.py have the same keys and more. A file of
-    eval.py needs sft_eval_games=True, because eval.py plays on evaluation prompts."""
+    file that eval.py --jsonl wrote, because lines of eval.py have all keys of a demonstration. A
+    file of eval.py needs sft_eval_games=True, because eval.py plays on evaluation prompts."""
     demonstrations = demonstrations_at(config, chat, range(num_demonstrations(config)))
     with replace_file(path) as file:
         for trajectory in demonstrations:
@@ -246,8 +246,8 @@ def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajec
 
     A line is illegal if it is no demonstration, or if a reply is longer than max_response_tokens.
     Without sft_eval_games=True, a line is also illegal if its game is on an evaluation prompt.
-    Without context_turns, a game of more than max_context_tokens tokens loses its last turns, and a
-    line is illegal if the first turn alone has more than max_context_tokens tokens.
+    Without context_turns, the last turns of a game are dropped until the game has at most
+    max_context_tokens tokens, and a line is illegal if the first turn alone has more.
 
     Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():
@@ -295,7 +295,7 @@ def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list
 def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     """Return the trajectory of one line of a file.
 
-    A reply that was cut off gets no end-of-turn token, unless the reply is empty.
+    A reply gets an end-of-turn token if the reply was not cut off or is empty.
 
     Raises: LookupError, TypeError or AttributeError if the record is no demonstration."""
     # Older files do not name the split. In these files, only games of an evaluation have the key

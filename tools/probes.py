@@ -25,7 +25,8 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
 
     Entropy is the mean -log p of the sampled tokens, in nats.
 
-    Returns: each metric of PROBE_KEYS at each temperature, with keys such as success_T1."""
+    Returns: each metric of PROBE_KEYS at both temperatures. For example, success_T1 is the success
+        at temperature 1."""
     # Probes never use vLLM, because one process cannot start vLLM again for each probe.
     engine = make_engine(replace(config, engine="torch"), model, chat)
     starts = [((i,), 0) for i in range(config.eval_size)]

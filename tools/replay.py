@@ -2,10 +2,11 @@
 
     python -m tools.replay out/frozenlake_ppo --record=out/frozenlake_ppo/eval_final.jsonl
 
-A record is a file with the trajectories of evaluations: eval_start.jsonl or eval_final.jsonl of a
-run, or a file that --jsonl of eval.py, tools.api_models or tools.replay wrote. Replay needs no
-model, because the record holds the replies. The command fails if a new trajectory differs from the
-recorded trajectory. --json, --jsonl and --against work as in eval.py.
+A record is a file with the trajectories of evaluations. A run writes two records, eval_start.jsonl
+and eval_final.jsonl. The option --jsonl=PATH of eval.py, tools.api_models and tools.replay also
+writes a record. Replay needs no model, because the record holds the replies. The command fails if a
+new trajectory differs from the recorded trajectory. --json, --jsonl and --against work as in
+eval.py.
 """
 
 from configurator import Config, UserError
@@ -81,17 +82,18 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     """Play every recorded trajectory again. Yield a row of scores for each evaluation of a policy
     in an environment.
 
-    Raises: UserError if a game's environment is not one that the settings evaluate. After the last
-        row, UserError if a new trajectory differs from the recorded trajectory.
+    Raises: UserError before the first row, if a game's environment is not in the `scored_envs` of
+        the settings. UserError after the last row, if a new trajectory differs from the record.
     """
     path = job.options["record"]
-    # Maps (row, number of the evaluation) to trajectories. A row is (env, policy, entropy).
+    # Maps (row, index of the evaluation, from 1) to trajectories.
+    # A row is (env, policy, entropy).
     groups = defaultdict(list)
-    # game -> number of its recorded trajectories so far. An evaluation plays a game once, so the
-    # second trajectory of a game belongs to a second evaluation.
+    # Maps each game to the number of its trajectories read so far. An evaluation plays a game once,
+    # so the second trajectory of a game belongs to a second evaluation.
     num_seen = Counter()
     different = []
-    late = []  # games that differ, and had a time-out when they were recorded or replayed
+    late = []  # games that differ from the record and timed out, when recorded or when replayed
     for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])

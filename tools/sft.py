@@ -5,13 +5,13 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
---export writes demonstrations and does not train. The third command writes 400 demonstrations: 25
-steps of 16. --sft_file=PATH trains on a file of demonstrations.
+--export writes demonstrations and does not train. The third command writes 400 demonstrations, 16
+for each of the 25 steps. --sft_file=PATH trains on a file of demonstrations.
 
-Without --sft_file, scripted players generate the demonstrations. With torchrun, each process trains
-on a part of the demonstrations of a step. If a run was interrupted, the command that began the run
-continues it from out_dir. For config/NAME.py, the default of out_dir is out/NAME_sft. During
-training, the model plays held-out instances to measure its success.
+Without --sft_file, scripted players generate the demonstrations. With torchrun, the processes share
+the demonstrations of each step. To continue an interrupted run from out_dir, repeat the command
+that began the run. For config/NAME.py, the default of out_dir is out/NAME_sft. During training, the
+model plays held-out instances to measure its success.
 """
 
 from configurator import SFT_PREFIX, UserError, load_config, types_of
@@ -29,7 +29,7 @@ from utils.model_folder import find_model
 
 
 def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
-    """Read the command line. Returns: settings; options; the source of each setting."""
+    """Read the command line. Returns: the settings, the options, and the source of each setting."""
     config, options, sources = load_config(argv, extra={"export": ""}, kind=SftConfig)
     if not config.sft_steps:
         raise UserError("nothing to do: sft_steps is 0; give --sft_steps=N")
@@ -39,8 +39,7 @@ def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
         raise UserError("supervised learning does not log to W&B; leave --wandb out")
     check_imitation(config)
     if sources["out_dir"] == "default":
-        # train.py writes to the default folder without _sft. The ending _sft gives supervised
-        # learning a folder of its own.
+        # Without the ending _sft, the folder would be the default folder of train.py.
         config = replace(config, out_dir=f"{config.out_dir}_sft")
     if options["export"]:
         check_writable(options["export"])
@@ -93,18 +92,19 @@ from tools.demonstrations import (
 )
 from tools.probes import probe
 
-# settings that studies/base_model/pretrain.py reads, too
+# settings that both tools.sft and studies/base_model/pretrain.py read
 SUPERVISED = """model seed out_dir eval_every save_every keep_checkpoints device num_threads dtype
     max_context_tokens micro_batch_tokens weight_decay grad_clip"""
 SFT_SETTINGS = " ".join(key for key in types_of(SftConfig) if key.startswith(SFT_PREFIX))
 SETTINGS_READ = f"""{GAME} {SUPERVISED} {SFT_SETTINGS} lora_rank engine_dtype context_turns
     max_running max_error_frac eval_size eval_temperature"""
 WARMUP_STEPS = 20
-MIN_VALID_FRAC = 0.5  # a warning is printed if a smaller fraction of replies is valid at the end
+MIN_VALID_FRAC = 0.5  # below this fraction of valid replies at the end, a warning is printed
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # at most this many lines report the progress of a run
-# Keys and types of the dict `totals` of `imitate`, in the notation of utils/json_shapes.py.
-# The dict holds sums and lists over the finished steps. Each checkpoint stores the dict.
+# The shape of the dict `totals` in `imitate`, in the notation of utils/json_shapes.py. The dict
+# holds sums over the finished steps, the loss of each step, and the rows of curve.jsonl. Each
+# checkpoint stores the dict.
 TOTALS = {
     "tokens": int,
     "response_tokens": int,
@@ -178,7 +178,7 @@ def open_run(config: SftConfig) -> Iterator[Saver]:
 
 
 def train(config: SftConfig, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
-    """Train a model and write it to out_dir, or continue an interrupted run there."""
+    """Train a model and write it to out_dir. If out_dir holds an interrupted run, continue it."""
     out_dir = Path(config.out_dir)
     model, tokenizer = load_model(config.model)
     policy = make_policy(config, model.to(device))
@@ -211,7 +211,11 @@ def make_policy(config: SftConfig, model) -> Policy:
 def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> None:
     """Add a row of metrics to curve.jsonl, and print the main metrics.
 
-    Args: step: finished steps; totals: see TOTALS; measured: from `probe`."""
+    Args:
+        step: the number of finished steps.
+        totals: see TOTALS.
+        measured: the result of `probe`.
+    """
     row = {"step": step}
     for key in ("tokens", "response_tokens", "cpu_s"):
         row[key] = totals[key]
@@ -224,7 +228,7 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
 
 
 def describe(row: dict) -> str:
-    """Return a line with the step of a row and the metrics that the prefixes in SHOWN select."""
+    """Return a line with a row's step and the metrics whose names begin with a prefix in SHOWN."""
     shown = {key: value for key, value in row.items() if key.startswith(SHOWN)}
     numbers = " | ".join(f"{key} {value:.3f}" for key, value in shown.items())
     return f"step {row['step']}: {numbers} (curve.jsonl has more)"
@@ -234,7 +238,10 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
     """Return a warning with advice if the fraction of valid replies is below MIN_VALID_FRAC.
     Otherwise return "".
 
-    Args: measured: from `probe`; sources: where each setting was given."""
+    Args:
+        measured: the result of `probe`.
+        sources: says where each setting was given, see `load_config`.
+    """
     valid_frac = measured[f"valid_frac_T{config.eval_temperature:g}"]
     if valid_frac >= MIN_VALID_FRAC:
         return ""
@@ -249,8 +256,8 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return this process's demonstrations of a step, in packs. One forward pass takes a pack as a
-    row of tokens."""
+    """Return the demonstrations on which this process trains in a step, in packs. The model reads
+    a pack in one forward pass, as one row of tokens."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
@@ -334,7 +341,10 @@ def imitate(
 class Lines:
     """Prints progress as lines, because log files show no progress bar.
 
-    Args: first: finished steps at the start of this process; steps: all steps of the run."""
+    Args:
+        first: the number of steps that were finished when this process started.
+        steps: the number of all steps of the run.
+    """
 
     def __init__(self, first: int, steps: int):
         self.first = first
@@ -355,7 +365,9 @@ class Lines:
 
 
 def count_tokens(packs: Sequence[list[Trajectory]]) -> Tensor:
-    """Count the response tokens and all tokens of a step, summed over the ranks: (2,) int64."""
+    """Count the tokens of a step on all ranks.
+
+    Returns: the number of response tokens and the number of all tokens, (2,) int64."""
     num_response_tokens = 0
     num_tokens = 0
     for trajectories in packs:
@@ -375,7 +387,7 @@ def backward(
 ) -> Tensor:
     """Compute the gradients and the loss of a step, both summed over the ranks.
 
-    Args: dtype: of the forward pass. Returns: the loss, ()."""
+    Args: dtype: the dtype of the forward pass. Returns: the loss, ()."""
     device = next(policy.parameters()).device
     loss = torch.zeros(())
     for trajectories in packs:
@@ -390,7 +402,7 @@ def backward(
 
 
 def optimizer_step(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
-    """Step all optimizers. Args: factor: multiplies the learning rates."""
+    """Step all optimizers at `factor` times their learning rates."""
     for optimizer in optimizers:
         optimizer.param_groups[0]["lr"] = factor * optimizer.defaults["lr"]
         optimizer.step()
@@ -415,8 +427,9 @@ def training_state(policy: Policy, optimizers: list[torch.optim.Optimizer]) -> d
 def load_state(
     folder: Path, policy: Policy, optimizers: list[torch.optim.Optimizer]
 ) -> tuple[int, dict]:
-    """Load weights and moments from a checkpoint. Returns: finished steps; totals, see TOTALS.
+    """Load weights and moments from a checkpoint.
 
+    Returns: the number of finished steps, and the totals (see TOTALS).
     Raises: UserError if another script wrote the checkpoint."""
     progress = read_json(folder / "state.json", {"step": int, "totals": TOTALS})
     tensors = {}
@@ -441,8 +454,8 @@ def load_state(
 def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
     """If `sft_muon_lr` is 0, return AdamW for the trained parameters.
 
-    If `sft_muon_lr` is set, return Muon for the matrices of the transformer blocks, and AdamW for
-    the other trained parameters, if there are any."""
+    If `sft_muon_lr` is set, return Muon for the matrices of the transformer blocks. If there are
+    other trained parameters, also return AdamW for them."""
     matrices = []
     others = []
     for name, p in trainable_parameters(policy).items():
@@ -453,7 +466,7 @@ def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optim
             others.append(p)
     decay = config.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
-    if others:  # empty for LoRA with Muon, because LoRA has only matrices
+    if others:  # empty if Muon trains LoRA, because LoRA has only matrices
         optimizers.append(
             torch.optim.AdamW(others, lr=config.sft_lr, betas=(0.9, 0.99), weight_decay=decay)
         )
@@ -489,7 +502,7 @@ class Muon(torch.optim.Optimizer):
         """Move all singular values of a matrix towards 1, by Newton-Schulz iteration."""
         a, b, c = self.NEWTON_SCHULZ
         is_tall = matrix.shape[0] > matrix.shape[1]
-        x = matrix.T if is_tall else matrix  # so that x @ x.T has as few entries as possible
+        x = matrix.T if is_tall else matrix  # the transpose makes x @ x.T smaller
         x = x / x.norm().clamp_min(1e-7)
         for _ in range(5):
             square = x @ x.T

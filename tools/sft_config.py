@@ -8,8 +8,8 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class SftConfig(Config):
-    """The settings of tools.sft: those of Config, and settings whose names begin with SFT_PREFIX,
-    "sft_"."""
+    """The settings of tools.sft: all settings of Config, and the settings below. Only the names of
+    the settings below begin with SFT_PREFIX ("sft_")."""
 
     # -- supervised learning
     sft_steps: Natural = 0  # optimizer steps
@@ -17,16 +17,18 @@ class SftConfig(Config):
     sft_lr: NotNegative = 1e-5  # AdamW
     # learning rate of Muon, which trains the matrices of the layers; 0 = AdamW for all parameters
     sft_muon_lr: NotNegative = 0.0
-    # Who plays the demonstrations. shortest: the actions of `Env.demonstrate` (often a shortest
-    # path), mostly one a turn; planner: optimal play under the limits on turns and actions; crowd:
-    # the good and bad players whose games pretrained the tiny model
+    # The player of the demonstrations. shortest takes the actions of `Env.demonstrate` (often a
+    # shortest path), usually one action in a turn. planner plays optimally under the limits on
+    # turns and actions. crowd stands for the good and bad players whose games pretrained the tiny
+    # model
     sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
     sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration; not for crowd
-    sft_demos: Natural = 0  # number of demonstrations, repeated in order; 0 = new ones every step
-    sft_file: str = ""  # file of demonstrations, repeated in order; '' = generate them
+    # number of different demonstrations, which repeat in order; 0 = new ones every step
+    sft_demos: Natural = 0
+    sft_file: str = ""  # file of demonstrations, which repeat in order; '' = generate them
     sft_lost: bool = True  # True: also imitate the games of sft_file that were not won
-    sft_eval_games: bool = False  # False: a game of sft_file on an evaluation prompt is an error
+    sft_eval_games: bool = False  # False: an error if sft_file has games on evaluation prompts
     sft_noise: Fraction = 0.0  # fraction of turns whose actions are random; not for crowd
-    # fraction of demonstrations that have no noise; they come first; not for crowd
+    # fraction of demonstrations that have no noise. These demonstrations come first; not for crowd
     sft_clean: Fraction = 0.0
     sft_planners: Fraction = 0.15  # fraction of the crowd's games that the planner plays

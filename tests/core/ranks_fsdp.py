@@ -46,7 +46,7 @@ def plain(learner, start):
 
 
 def one_process(single, kept, experience, optimizers):
-    """Take one optimizer step with unsharded modules, and one trajectory per micro-batch.
+    """Take one optimizer step with unsharded modules. Each micro-batch has one trajectory.
 
     Returns: the sum of each metric over micro-batches, and the gradient norm of each module.
     """
@@ -215,7 +215,7 @@ def test_lora_is_merged_from_shards(trained_folder):
                 expected[name.replace("lora_B.default.", "")] += b @ a
     for name, weight in parallel.stream_weights(learner.policy):
         torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
-    # Merged weights are rounded to bfloat16 at random, but equally on all ranks.
+    # Merged weights are rounded to bfloat16 at random, but all ranks get the same result.
     for name, weight in parallel.stream_weights(learner.policy, torch.bfloat16):
         step = expected[name].abs() * torch.finfo(torch.bfloat16).eps + 1e-5
         assert ((weight - expected[name]).abs() <= step).all()
@@ -309,7 +309,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
 
 
 def test_the_engine_plays_the_same_on_every_rank(trained_folder):
-    """Rank 1 plays eight games and rank 0 four, so no game may wait for the other rank."""
+    """Rank 1 plays eight games and rank 0 plays four, so no game may wait for the other rank."""
     learner = make_learner(trained_folder)
     parallel.sync_weights(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))

@@ -1,5 +1,5 @@
-"""Tests of extreme numbers in settings, such as nan and inf, and of config files that end the
-process."""
+"""Tests of config files that end the process, and of extreme numbers in settings, such as nan or
+inf."""
 
 from configurator import (
     LARGEST_NUMBER,

@@ -131,7 +131,7 @@ def test_extra_options_are_returned_apart():
     assert extra["player"] == ""
 
 
-# ---------- what is refused, and in which words
+# ---------- what is refused, and with which message
 
 
 def test_unknown_key_on_the_command_line_names_the_nearest():
@@ -356,7 +356,7 @@ def test_batch_is_no_more_than_the_filter_keeps():
     assert "batch_size (64) is more than the 32 trajectories kept" in str(error.value)
     assert "filter_keep 0.25 of num_groups 8, group_size 16" in str(error.value)
     assert load("--batch_size=64", "--filter_keep=0.5").batch_size == 64
-    # 2 groups * 0.25 is less than one, but one group is kept
+    # 0.25 * 2 = 0.5 groups, but the filter keeps at least one group
     assert load("--num_groups=2", "--batch_size=16").num_groups == 2
 
 
@@ -496,8 +496,8 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
-    # The filter keeps a quarter of 128 trajectories, one batch of 32, so an iteration has one
-    # optimizer step. In guess_grpo the filter keeps half of 256, so an iteration has four steps.
+    # The filter keeps 32 of 128 trajectories. They are one batch, so an iteration has one optimizer
+    # step. In guess_grpo the filter keeps 128 of 256 trajectories, so an iteration has four steps.
     num_trajectories = {"guess_grpo": 256}.get(name, 128)
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 

@@ -86,7 +86,7 @@ def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
     done = play("frozenlake:success_rate=1", "--seed=3", typed=lines)
     episode = Episode(make_env("frozenlake:success_rate=1"), Config())
     system, first = episode.reset(3)
-    # tools.play adds tags to a typed line only if it has none.
+    # tools.play adds tags only to a typed line without tags.
     tagged = ["<think></think><answer>down || Right</answer>", typed[1], typed[2]]
     users = [first, *(episode.step(text).user for text in tagged)]
     assert "not in the required form" in users[2] and 'Unknown action: "Jump"' in users[3]

@@ -71,7 +71,7 @@ def test_the_budget_truncates():
     assert (step.valid, step.truncated, step.terminated) == (False, True, False)
 
 
-# ---------- instances: the same everywhere, disjoint splits, groups
+# ---------- instances: the same in every process, disjoint splits, groups
 
 
 @pytest.mark.slow

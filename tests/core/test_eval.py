@@ -148,8 +148,8 @@ def test_evaluate_a_model(trained_model, trained_folder, chat):
 
 
 def samples_by_hand(wins):
-    """Return trajectories. `wins` has a string for each prompt, with one character, 0 or 1, for
-    each sample."""
+    """Return trajectories. `wins` has one string for each prompt, such as "10". Each character is
+    the result of a sample: 1 is a success."""
     record = TurnRecord([], num_actions=1, format_ok=True, effective=1.0)
     played = []
     for seed, row in enumerate(wins):
@@ -163,14 +163,14 @@ def samples_by_hand(wins):
 def test_scores_of_several_samples_by_hand():
     played = samples_by_hand(["1000", "0000", "1110"])
     found = score(played)
-    # For these three prompts, pass@2 is 1 - 3/6, 0 and 1 - 0/6, and pass@4 is 1, 0 and 1.
+    # The three prompts have a pass@2 of 1 - 3/6, 0, and 1 - 0/6. They have a pass@4 of 1, 0, and 1.
     pass_at = {key: found[key] for key in found if "pass@" in key}
     assert pass_at == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
-    # The prompts have rates 1/4, 0 and 3/4, and success_interval() appends 0 and 1. The variance of
-    # these five rates is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165, so the mean over three prompts
-    # has variance 0.165 / 3. The mean of the three prompts' rates is 1/3. A game that is won with
-    # probability 1/3 has variance 2/9, so the mean over num_trials games has variance
-    # 2/9 / num_trials. The value of num_trials makes the two variances equal.
+    # The prompts have success rates of 1/4, 0, and 3/4. success_interval() adds two rates, 0 and 1.
+    # The variance of these five rates is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165, so the mean
+    # over three prompts has variance 0.165 / 3. The mean of the three prompts' rates is 1/3. A game
+    # that is won with probability 1/3 has variance 2/9, so the mean over num_trials games has
+    # variance (2/9) / num_trials. The value of num_trials makes the variances of both means equal.
     num_trials = 3 * (2 / 9) / 0.165
     assert success_interval(played) == pytest.approx(wilson_interval(num_trials / 3, num_trials))
     single = samples_by_hand("10")
@@ -187,7 +187,7 @@ def test_scores_of_several_samples_by_hand():
 
 
 def test_prompts_may_have_different_numbers_of_samples():
-    """The prompts with the results "1110", "10" and "001" have a pass@2 of 1, 1 and 2/3."""
+    """The results "1110" and "10" give a pass@2 of 1, and the results "001" give 2/3."""
     found = score(samples_by_hand(["1110", "10", "001"]))
     assert found["pass@2"] == pytest.approx((1 + 1 + 2 / 3) / 3)
     assert [key for key in found if "@" in key] == ["pass@2"]
@@ -196,8 +196,8 @@ def test_prompts_may_have_different_numbers_of_samples():
 
 
 def test_rows_are_paired_with_one_of_them():
-    """On the three prompts, row p has success rates 1, 0.5, 0, and row q has 0.5, 0, 0. The mean of
-    p - q is 1/3."""
+    """Row p has the success rates (1, 0.5, 0) on the three prompts, and row q has (0.5, 0, 0). The
+    mean of p - q is 1/3."""
     models = {"m": ["11", "11", "11"], "n": ["00", "00", "00"]}
     players = {"p": ["11", "10", "00"], "q": ["10", "00", "00"], "r": ["00", "00", "00"]}
     rows = {}
@@ -207,7 +207,7 @@ def test_rows_are_paired_with_one_of_them():
     *lines, m_is_apart, n_is_apart = differences(rows, "r").split("\n")[1:]
     assert m_is_apart.startswith("  m is not pooled") and n_is_apart.startswith("  n is not pooled")
     found = dict(line.strip().split(": ") for line in lines)
-    # Row n minus row r is 0 for all three prompts. The interval counts two more prompts, with the
+    # Row n minus row r is 0 for all three prompts. The interval adds two prompts that have the
     # differences +1 and -1. The variance over these five prompts is 2 / 5, so the variance of the
     # mean is 2 / 25.
     assert found["n"] == "0.0 [-55.4, 55.4]" and found["m"].startswith("100.0 [")
@@ -337,8 +337,9 @@ TABLE = """
 
 
 def test_table_by_hand():
-    """One of two games succeeds: the Wilson interval is (0.0945, 0.9055). The means are: reward
-    (0.9 - 0.25) / 2 = 0.325, turns and actions 3/2, valid 2/3, tokens 9/2."""
+    """One of two games succeeds: the Wilson interval is (0.0945, 0.9055). The mean reward is
+    (0.9 - 0.25) / 2 = 0.325. On average a game has 3/2 turns, 3/2 actions, and 9/2 tokens. Of the
+    three turns, two are valid."""
     played = played_by_hand()
     player = Scores(summarize(played), played)
     us = Scores(summarize(played) | {"entropy": 0.126}, played)

@@ -1,6 +1,6 @@
 """Tests of the updates that training makes with each estimator, reward norm, filter and so on.
 
-The gradient of a method is compared with that of a plain loop over the trajectories.
+Most tests compare the gradient of a method with the gradient of a plain loop over trajectories.
 """
 
 import pytest
@@ -24,9 +24,9 @@ def flatten(gradients):
 
 
 class Update:
-    """One iteration up to its only optimizer step, which is not taken.
+    """Runs one iteration, but keeps the gradients instead of taking the only optimizer step.
 
-    `prepare(learner)` is called before the experience is built, `change(experience)` afterwards.
+    `prepare(learner)` runs before `build_experience`, and `change(experience)` runs after it.
     """
 
     def __init__(self, start, prepare=None, change=None, **changes):
@@ -152,7 +152,7 @@ def trains_critic(update):
     return update.critic_gradient.abs().max() > 0
 
 
-# ---------- checks of methods that need more than a line
+# ---------- longer checks for METHODS
 
 
 def clips_normalised_scores(update, neutral):
@@ -227,7 +227,8 @@ BATCH_NORM = dict(reward_norm="mean_std", reward_norm_over="batch", estimator="d
 ALL_BY_SOFTMAX = dict(filter_strategy="top_p_softmax", filter_keep=1.0, filter_zero_std=True)
 SMALLEST_MEANS = dict(filter_by="reward_mean", filter_smallest=True, filter_zero_std=True)
 
-# method -> its settings, and a check of its update `u` against the update `n` of plain GRPO
+# Maps each method to its settings and a check. The check gets the update `u` of the method and the
+# update `n` of plain GRPO.
 METHODS = {
     "neutral": ({}, lambda u, n: torch.equal(u.gradient, n.gradient)),
     # estimators
@@ -404,8 +405,8 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
 
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
     """All ratios are e^2 = 7.4, so PPO clips tokens with positive advantages. dual_clip = 3 also
-    clips tokens with negative advantages. dual_clip = 0 is off, and dual_clip = 8 is above 7.4, so
-    neither 0 nor 8 clips a token with a negative advantage."""
+    clips tokens with negative advantages. The value 0 turns dual clip off, and the value 8 is above
+    7.4, so neither value clips a token with a negative advantage."""
 
     def move_away(experience):
         experience.old_logprobs = experience.old_logprobs - 2.0

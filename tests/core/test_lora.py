@@ -104,7 +104,8 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
     for module in (learner.policy.model, learner.critic.backbone):
         prefix = "" if module is learner.policy.model else "model."
         frozen = frozen_weights(module)
-        # one embedding; 7 matrices, 3 biases and 2 norms in each of two layers; one final norm
+        # The base has one embedding, two layers and one final norm. A layer has 7 matrices,
+        # 3 biases and 2 norms.
         assert len(frozen) == 1 + 2 * (7 + 3 + 2) + 1
         assert all(torch.equal(weight, base[prefix + name]) for name, weight in frozen.items())
     settings = json.loads((folder / "policy/adapter/adapter_config.json").read_text())
@@ -126,8 +127,8 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_folder, dtype):
-    """An update is 1/20 of the distance between neighbouring 16-bit numbers. Rounding to nearest
-    would undo the update."""
+    """The update moves each weight of a projection by 1/20 of the distance between neighbouring
+    16-bit numbers. Rounding to nearest would undo the update."""
     learner = make_learner(trained_folder, lora_rank=RANK, dtype=dtype, estimator="grpo")
     rounded = getattr(torch, dtype)
     names = []
@@ -149,8 +150,8 @@ def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_fo
         change = exact[name] - start
         assert change.abs().min() > 0 and torch.equal(exact[name].to(rounded).float(), start)
         arrived = ((merged[name].float() - start) * change.sign()).sum() / change.abs().sum()
-        # Rounding at random changes about 1 in 20 of the 2,048 or more weights of a matrix, so the
-        # sum of the changes is not exact.
+        # A matrix has 2,048 or more weights. Rounding at random changes only about 1 in 20 of
+        # them, so the sum of the changes is not exact.
         assert arrived == pytest.approx(1.0, abs=0.2)
     parallel.sync_weights(learner.engine, learner.policy)
     own = dict(learner.engine.model.named_parameters())
@@ -199,9 +200,9 @@ def test_the_state_has_only_what_is_trained(updated):
 def test_a_run_with_lora_continues_bit_by_bit(trained_folder, tmp_path, capsys):
     settings = dict(lora_rank=RANK, learning_rate=1e-2, eval_every=1)
     rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **settings)
-    # Over the 7 matrices of a layer, the numbers of rows and of columns sum to
-    # (64 + 64) + 2 * (64 + 32) + (64 + 64) + 3 * (64 + 192) = 1,216. In two layers, rank 4 adds
-    # 2 * 4 * 1,216 parameters to the 148,032 of the base. The value head adds 64 + 1 parameters.
+    # Rank 4 adds 4 * (rows + columns) parameters to a matrix. For the 7 matrices of a layer,
+    # rows + columns sum to (64 + 64) + 2 * (64 + 32) + (64 + 64) + 3 * (64 + 192) = 1,216. So two
+    # layers add 2 * 4 * 1,216 parameters to the 148,032 of the base. The value head adds 64 + 1.
     out = capsys.readouterr().out
     assert "policy: 9,728 of 157,760 parameters are trained" in out
     assert "critic: 9,793 of 157,825 parameters are trained" in out

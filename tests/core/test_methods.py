@@ -57,19 +57,20 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
     "rewards, success, density, most, expected",
     [
         ([0.0, 0.0, 1.0], True, "sparse", 1, [0, 0, 1]),
-        # sparse: without success, nothing is paid
+        # "sparse" pays nothing without success.
         ([0.5, 0.0, 0.5], False, "sparse", 1, [0, 0, 0]),
         ([1.0], True, "sparse", 1, [1]),
         # The last turn of a win makes the rewards sum to 1.
         ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
         ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
-        # Progress pays at most 0.99 in all; a win pays the rest.
+        # Progress pays at most 0.99 in total. A win raises the sum to 1.
         ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
         ([0.25], True, "dense", 1, [1]),
-        # Progress is the sum of the rewards so far / 4, or 1 at the end of a win. "balanced" pays
-        # the new progress at the turn with the second positive reward, and at the last turn.
+        # Progress is (sum of the rewards so far) / 4, or 1 at the end of a win. "balanced" pays at
+        # the turn with the second positive reward and at the last turn. A payment is the increase
+        # of the progress since the last payment.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
         ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),
@@ -87,8 +88,9 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
         ([2, 4, 1], False, [-1, 3 / 2]),
-        # A distance is the length of a plan. A later state without a plan has twice the first
-        # distance. The next two rows have the distances [2, 2 * 2, 2 * 2] and [3, 2 * 3, 1].
+        # The distance of a state is the length of its plan. Without a plan, a later state has
+        # twice the first state's distance. The next two rows have the distances [2, 2 * 2, 2 * 2]
+        # and [3, 2 * 3, 1].
         ([2, None, None], False, [-1, 0]),
         ([3, None, 1], False, [-1, 5 / 3]),
         ([3, 0], True, [1]),
@@ -135,10 +137,13 @@ def test_a_density_that_is_none_is_refused():
 
 
 def test_gigpo_by_hand():
-    """Both trajectories start in state a; the first then visits b twice. The scores are 1 and 0."""
+    """Both trajectories start in state "a". The first trajectory then has two turns in state "b".
+
+    The first trajectory has the score 1, and the second trajectory has the score 0.
+    """
     rewards = torch.tensor([0.0, 0.0, 1.0, 0.0])
-    # With gamma 0.5, the turns have the returns G = 0.25 in a, 0.5 in b, 1 in b, and 0 in a. The
-    # means of G are 0.125 in a and 0.75 in b.
+    # With gamma 0.5, the four turns have the returns G = [0.25, 0.5, 1, 0]. The mean of G is 0.125
+    # in state "a" and 0.75 in state "b".
     states = ["a", "b", "b", "a"]
     batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
     options = dict(state_weight=2.0, turn_gamma=0.5)
@@ -147,8 +152,8 @@ def test_gigpo_by_hand():
     assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
     assert returns is None
     found, _ = estimate(*batch, estimator="grpo", **options)
-    # Each mean is over two values. grpo divides each difference by the std of the same two values.
-    # The std of two values is their distance / sqrt(2), so each difference becomes +-1/sqrt(2).
+    # Each difference above is a value minus the mean of two values. grpo divides it by the std of
+    # the two values. This std is their distance / sqrt(2), so the quotient is +-1/sqrt(2).
     expected = torch.tensor([3.0, -1.0, 3.0, -3.0]) / 2**0.5
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -172,7 +177,7 @@ def test_equal_states_of_two_groups_are_not_compared():
 
 
 def slow_gigpo(batch, *, weight, gamma, divide):
-    """Compute the advantages of equations 3 and 5 to 8 of arXiv 2505.10978, turn by turn."""
+    """Compute the advantages turn by turn (arXiv 2505.10978, equation 3 and equations 5 to 8)."""
     steps = []
     for trajectory, count in enumerate(batch["turns"]):
         steps += [(trajectory, turn) for turn in range(count)]
@@ -272,8 +277,8 @@ def test_a_state_key_must_be_hashable(tmp_path):
 
 
 def test_turn_ppo_by_hand():
-    """Two turns have V = 1 and 2 at their first tokens. The values of the other tokens must
-    have no effect."""
+    """The first token of turn 1 has V = 1, and the first token of turn 2 has V = 2. The values of
+    the other tokens must have no effect."""
     rewards = torch.tensor([0.5, 0.0, 0.0, 0.0, 4.0], dtype=torch.float64)
     values = torch.tensor([1.0, 7.0, 2.0, 8.0, 9.0], dtype=torch.float64)
     # gamma and lam must have no effect, so they have the absurd value 9.
@@ -331,8 +336,8 @@ def test_turn_ppo_trains_one_value_a_turn():
 
 
 def random_tokens(seed, lengths=(3, 1, 4, 2)):
-    """Return for each token three log-probs (of policy, old policy and engine), its advantage, and
-    the number of its sequence."""
+    """Return five tensors with one entry per token: log-probs of the policy, of the old policy and
+    of the engine, then the advantage, then the number of the sequence."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1
@@ -351,7 +356,7 @@ def pieces_of(numbers):
 
 
 def slow_gspo(new, old, advantages, numbers, clip_low, clip_high):
-    """Return loss and gradient of equation 5 of arXiv 2507.18071.
+    """Return the loss of equation 5 of arXiv 2507.18071, and its gradient.
 
     The ratio s of a sequence is the geometric mean of its token ratios. By equation 10, the
     gradient of s with respect to log pi(y_t) is s / |y|.
@@ -410,7 +415,7 @@ def test_gspo_by_hand():
 
 def test_ratios_beyond_the_bound_have_no_gradient_in_any_form():
     """Log ratios are clamped to [-20, 20]. The tokens have the log ratios 19, 21 and -21, so only
-    the first has a gradient. The size of this gradient is exp(19)."""
+    the first token has a gradient. The size of this gradient is exp(19)."""
     old = torch.tensor([-30.0, -30.0, -1.0])
     numbers = torch.arange(3)
     options = dict(clip_low=1.0, clip_high=float("inf"), num_tokens=1)
@@ -475,7 +480,7 @@ def test_good_sequences_are_never_masked():
 def test_tv_mask_by_hand():
     """The engine gives each token the probability 0.5. If the policy's probability is above
     0.5 + 0.2, a token with A > 0 is masked. If the policy's probability is below 0.5 - 0.2, a token
-    with A < 0 is masked. An update with this A would increase the difference from 0.5."""
+    with A < 0 is masked. In both cases, an update would move the probability further from 0.5."""
     new = torch.tensor([0.8, 0.8, 0.2, 0.2, 0.6, 0.8, 0.2]).log()
     engine = torch.full((7,), 0.5).log()
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0, 0.0])
@@ -561,7 +566,7 @@ def test_a_group_of_one_cannot_wait_for_variance():
 
 
 def made_up(*num_actions, start=1):
-    """Return a trajectory: turn i executes num_actions[i] actions and has i + 1 reply tokens."""
+    """Return a trajectory. Turn i executes num_actions[i] actions and has i + 1 reply tokens."""
     turns = []
     for index, count in enumerate(num_actions):
         record = TurnRecord([], num_actions=count)
@@ -588,7 +593,8 @@ def test_observations_lie_between_replies():
     assert trajectory.observation_mask == [False] * 4 + [True] * 3 + [False] * 2
     other = made_up(1, start=4)
     batch = pack([trajectory, other], observations=True)
-    # the shared 7 7, then 7 1 7 7 7 1 2 of the first trajectory and 7 4 of the second
+    # The trajectories share [7, 7]. Then come the other tokens of the first trajectory,
+    # [7, 1, 7, 7, 7, 1, 2], and those of the second, [7, 4].
     assert batch.ids.tolist() == [7, 7, 7, 1, 7, 7, 7, 1, 2, 7, 4]
     assert batch.observation_index.tolist() == [4, 5, 6]
     assert batch.predicted_index.tolist() == [3, 7, 8, 10, 4, 5, 6]

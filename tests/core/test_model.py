@@ -29,7 +29,7 @@ def close(actual, expected, tol):
 
 
 def packed(sequences):
-    """Return a batch in which sequences share nothing, built without packing.pack."""
+    """Build a batch without packing.pack. The sequences in the batch share nothing."""
     ids = []
     positions = []
     response_index = []
@@ -104,8 +104,8 @@ def one_by_one(reference, sequences, temperature):
 @pytest.mark.parametrize("kind", ["policy", "critic"])
 def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path, kind):
     """config.json may name any token as the padding token. A Hugging Face model then gives the
-    embedding of this token no gradient. A packed batch has no padding, so the padding token in a
-    packed batch is a real token and must get a gradient."""
+    embedding of this token no gradient. A packed batch is never padded. If the batch contains this
+    token, the token is a real one and must get a gradient."""
 
     def gradient(pad_token_id):
         random_model.config.pad_token_id = pad_token_id
@@ -187,7 +187,7 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
-    # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask. A
+    # The shared context [1, 2] is short, so both long pieces use a causal kernel without a mask. A
     # causal kernel needs as many queries as keys, so the kernel also gets the queries of the
     # context. The outputs of the context's queries are dropped.
     first = [(3 * i + 1) % 13 for i in range(9)]
@@ -241,7 +241,7 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
         tokens[3] = 500
         after, _ = Policy(random_model)(packed([(tokens, sampled)]), 1.0)
     # Row i has the log-prob of token i + 1, because token 0 is not sampled. Token 3 has changed, so
-    # the rows from 2 on change.
+    # rows 2, 3 and 4 change.
     close(after[:2], before[:2], 1e-6)
     assert (after - before)[2:].abs().min() > 1e-3
 
@@ -266,8 +266,9 @@ def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-# Fake kernels. `torch_211` has the parameters of varlen_attn in torch 2.11.0, `torch_212` those in
-# 2.12.0 and 2.13.0. `flash` has only the parameters that packing.py gives to flash-attn 2.8.
+# Fake kernels. `torch_211` has the parameters of varlen_attn in torch 2.11.0. `torch_212` has the
+# parameters of varlen_attn in torch 2.12.0 and 2.13.0. `flash` has only the parameters that
+# packing.py gives to flash-attn 2.8.
 
 
 def torch_211(
@@ -418,7 +419,7 @@ def test_chunked_logprobs_by_hand():
 def test_chunked_logprobs_of_certain_choices_are_as_exact_as_a_softmax():
     torch.manual_seed(0)
     hidden = torch.randn(64, 8)
-    # logits up to 84; in half of the 64 rows, the most probable token has p > 0.99
+    # Logits reach 84. In half of the 64 rows, the most probable token has p > 0.99.
     weight = 6 * torch.randn(50, 8)
     h, w = (x.double().requires_grad_() for x in (hidden, weight))
     logp = (h @ w.T).log_softmax(-1)
@@ -524,7 +525,7 @@ def test_critic_starts_at_exactly_zero_and_reads_the_state_before_the_token(rand
 def test_value_loss_reaches_the_head_from_the_start(random_model):
     critic = Critic(random_model.model)
     ((critic(packed(SEQUENCES)) - 1.0) ** 2).sum().backward()
-    # 11 tokens, each with d/db (v - 1)^2 = -2 at v = 0
+    # Each of the 11 tokens adds d/db (v - 1)^2 = -2, because v = 0.
     assert critic.value_head.bias.grad.item() == pytest.approx(-22.0)
 
 
@@ -601,7 +602,7 @@ def test_folder_of_a_run(tmp_path):
 
 
 def test_hub_name_without_network(monkeypatch, capsys):
-    # huggingface_hub reads HF_HUB_OFFLINE only when imported, so its constant is patched.
+    # huggingface_hub reads HF_HUB_OFFLINE only at its import, so the test patches the constant.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nanoragen-tests/no-such-model"
     text = message_of(name)

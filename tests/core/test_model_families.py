@@ -249,7 +249,8 @@ def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
         assert tokenizer.decode([max(sampled)]) == ""
 
 
-# model -> published config.json (some keys have older names), number of parameters, head size
+# Maps a model to its published config.json, number of parameters and head size. Some keys in
+# config.json have older names.
 PUBLISHED = {
     "Qwen2.5-0.5B-Instruct": (
         dict(
@@ -391,8 +392,8 @@ def without_thoughts(dialogue):
 
 @each_family
 def test_prompts_are_those_of_the_chat_template(folders, name):
-    """Qwen3's replies here have no thoughts, because its template drops thoughts. SmolLM3, whose
-    template adds metadata, has its own test."""
+    """Qwen3's replies in this test have no thoughts, because Qwen3's template drops thoughts.
+    SmolLM3, whose template adds metadata, has its own test."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     for system in (SYSTEM, THINKING):
@@ -619,10 +620,10 @@ SMALL = dict(
 
 @pytest.fixture(scope="module")
 def rows_with_vllm(folders, tmp_path_factory):
-    """{family: metrics of a run of two iterations with vLLM}.
+    """Map three families to the metrics of their runs of two iterations with vLLM.
 
-    The run of Qwen3 uses the config files of README's command for Qwen3-0.6B, with LoRA and an
-    untied LM head.
+    The run of Qwen3 uses the config files of README's command for Qwen3-0.6B. This run also uses
+    LoRA, and its model has an untied LM head.
     """
     configs = {
         "smollm2": ["config/frozenlake_ppo.py"],

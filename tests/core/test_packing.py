@@ -10,7 +10,7 @@ from packing import micro_batches, pack
 
 @dataclass
 class Sequence:
-    """The attributes of a trajectory that packing.py reads with observations=False."""
+    """The attributes of a trajectory that packing.py reads if observations is False."""
 
     first_prompt_ids: list[int]
     ids: list[int]
@@ -35,9 +35,9 @@ def test_pack_by_hand():
     batch = pack([first, sequence(([20], [21, 22]))])
     assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 22]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
-    # Piece 0 is 5 6, piece 1 is the rest of the first sequence, and piece 2 is the whole second
-    # sequence. The first prompt of a sequence is cut before its last token. In the second sequence
-    # this prompt has only one token, so it is not cut.
+    # Piece 0 is [5, 6], piece 1 is the rest of the first sequence, and piece 2 is the whole second
+    # sequence. The first prompt of a sequence is cut before the prompt's last token. In the second
+    # sequence this prompt has only one token, so it is not cut.
     assert batch.lengths == [2, 7, 3]
     assert batch.contexts == [(), (0,), ()]
     assert batch.response_index.tolist() == [3, 6, 7, 8, 10, 11]
@@ -46,7 +46,8 @@ def test_pack_by_hand():
 
 
 def test_pack_shares_what_prompts_have_in_common():
-    # All prompts begin with 1 2, and two are equal. The last token of a prompt is never shared.
+    # All prompts begin with [1, 2]. Two prompts are equal. The last token of a prompt is never
+    # shared.
     batch = pack(with_prompts([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 7]))
     assert batch.ids.tolist() == [1, 2, 3, 4, 50, 4, 51, 7, 52]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4, 2, 3]

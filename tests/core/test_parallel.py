@@ -84,8 +84,8 @@ NODES = [
 
 
 def small_settings(path, **changes):
-    """Write a config file with SMALL_RUN and `changes` (None leaves a key out), and return its
-    path."""
+    """Write the settings SMALL_RUN | changes to a config file, and return the file's path. A
+    setting of value None is left out."""
     settings = {key: value for key, value in (SMALL_RUN | changes).items() if value is not None}
     path.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
     return str(path)
@@ -262,7 +262,7 @@ def test_the_qwen_path(tmp_path):
     rows = rows_of(tmp_path / "out")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        # The log-probs of vLLM and of the trainer agree, so vLLM ignores the top_k and the
+        # The log-probs of vLLM and of the trainer agree only if vLLM ignores the top_k and the
         # repetition penalty of the model's folder.
         assert row["kept_groups"] == 1 and row["grad_norm"] > 0 and row["logprob_diff_max"] < 1e-4
         assert row["valid_frac"] > 0.3

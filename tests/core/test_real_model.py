@@ -3,7 +3,7 @@ Tests of training with SmolLM2-135M-Instruct, a real language model, on a CPU.
 
     make test-smollm2    # fetches the model; needs 4 CPU-minutes, 8 GB of disk and 8 GB of memory
 
-Before SFT, the model hardly ever writes a well-formed reply, so only the entropy bonus has a
+Without SFT, the model hardly ever writes a well-formed reply, so only the entropy bonus has a
 gradient.
 """
 

@@ -320,8 +320,8 @@ def test_a_thread_does_not_stop_the_clock_of_the_main_one():
 def test_groups_with_errors_are_left_out_of_the_update(
     trained_folder, tmp_path, monkeypatch, capsys
 ):
-    # The first six episodes are evaluation games. The 13th episode is the 7th of training, in group
-    # 1.
+    # The first six episodes are evaluation games, so the 13th episode is the 7th training episode.
+    # A group has four episodes, so the 7th is in group 1.
     wrong = 6 + 7
     episodes = []
     filtered = []
@@ -432,7 +432,7 @@ def test_hostile_replies_forge_nothing(chat, maker):
     "arguments, said",
     [
         (("8", "6"), "8 kills (write 2, rollout 2, update 1, rename 1, evaluation 1, log 1)"),
-        # vLLM on two ranks; rank 0 is killed in iteration 2, at a write to disk (os.fsync)
+        # vLLM runs on two ranks. Rank 0 is killed in iteration 2, at a write to disk (os.fsync).
         pytest.param(
             ("1", "2", "2"),
             "1 kills (write 1, rollout 0, update 0, rename 0, evaluation 0, log 0), "

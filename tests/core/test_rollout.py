@@ -48,7 +48,7 @@ def play(model, chat, config, starts=STARTS, **options):
 
 
 def pairs_with_logits(model, folder, trajectories):
-    """Return (trajectory, logits of the Hugging Face model) for each trajectory."""
+    """Pair each trajectory with the logits of the Hugging Face model."""
     model.save_pretrained(folder)
     load = AutoModelForCausalLM.from_pretrained
     reference = load(folder, attn_implementation="sdpa", dtype=torch.float32)
@@ -133,7 +133,7 @@ def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
         chosen = [trajectory.ids[place] for place in places]
         assert logits[places - 1].argmax(-1).tolist() == chosen
         assert len(places) == 36
-        # At T = 0 a log-prob is not defined, so the engine returns that of T = 1.
+        # At T = 0 a log-prob is not defined, so the engine returns the log-prob at T = 1.
         expected = logits[places - 1].log_softmax(-1).amax(-1)
         found = torch.tensor(trajectory.rollout_logprobs)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -228,8 +228,10 @@ def test_members_share_the_first_prompt_and_nothing_else(trained_model, chat):
 
 
 def window_by_hand(chat, t, last, context_turns):
-    """Return the prompt ids of turn `last`: the system message, and at most `context_turns` turns
-    that end with turn `last`."""
+    """Return the prompt ids of turn `last`.
+
+    The prompt has the system message, at most `context_turns` - 1 earlier turns, and turn `last`.
+    """
     ids = chat.message("system", t.system)
     for k in range(max(0, last + 1 - context_turns), last + 1):
         ids += chat.message("user", t.turns[k].observation)
@@ -317,7 +319,7 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
             assert new.rollout_logprobs == pytest.approx(expected, abs=0, nan_ok=True)
 
 
-# ---------- what turns earn, and in which environment
+# ---------- rewards of turns, and mixtures of environments
 
 
 def encode_reply(chat, actions):
@@ -600,7 +602,7 @@ def free_bytes(monkeypatch, num_bytes):
     monkeypatch.setattr(torch_engine, "free_memory", lambda device: num_bytes)
 
 
-# Keys and values of a row: 2 layers, one head of 32 numbers, 640 positions, float32.
+# A row has keys and values in float32, for 2 layers, one head of 32 numbers and 640 positions.
 ROW_BYTES = 2 * 2 * 1 * 32 * 640 * 4
 
 
@@ -728,8 +730,8 @@ def test_batch_invariant_kernels_need_a_gpu(trained_model, chat, monkeypatch):
 
 
 def test_no_advice_for_an_unknown_cause(trained_model, chat, monkeypatch):
-    """An engine without a kernel for this head size fails with any max_running, so the error must
-    not advise to lower max_running."""
+    """An engine without a kernel for the model's head size fails at any max_running. So the error
+    must not advise to lower max_running."""
 
     class Unsupported:
         def __init__(self, *_, **__):
@@ -785,5 +787,6 @@ def test_players_do_not_wait_for_torch():
 
 
 def test_every_response_token_has_a_log_prob():
-    first, second = two_trajectories()  # first: replies of 1 and 3 tokens; second: a reply of 2
+    # The replies of `first` have 1 and 3 tokens. The reply of `second` has 2 tokens.
+    first, second = two_trajectories()
     assert len(first.rollout_logprobs) == first.num_response_tokens == 4

@@ -84,7 +84,7 @@ OF_GROUPS = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_float_noise_is_no_variance(dtype):
     low = torch.tensor([0.3, 9.0], dtype=dtype)
-    high = torch.nextafter(low, low + 1)  # one bit above; in float64 high[0] is 0.1 + 0.2
+    high = torch.nextafter(low, low + 1)  # one bit above `low`; in float64 high[0] is 0.1 + 0.2
     assert dtype == torch.float32 or high[0].item() == 0.1 + 0.2 != low[0].item()
     scores = torch.stack([low, high], 1).flatten()
     assert starpo.group_stats(scores, 2)[1].tolist() == [0.0, 0.0]
@@ -112,7 +112,8 @@ def test_small_true_variance_survives():
 @pytest.mark.parametrize(
     "estimator, expected",
     [
-        # Group 0 has mean 2 and std 2. Group 1 has mean -1 and std sqrt(3). 1e-6 is added to a std.
+        # Group 0 has mean 2 and std 2. Group 1 has mean -1 and std sqrt(3).
+        # grpo adds 1e-6 to each std.
         (
             "grpo",
             [-2 / 2.000001, 0, 2 / 2.000001, *(x / (math.sqrt(3) + 1e-6) for x in (-1, -1, 2))],
@@ -164,7 +165,7 @@ def test_group_advantages_without_variance_are_zero(estimator):
 
 
 def test_stats_within_groups_by_hand():
-    # Group 4 has the scores 1 and 5, with mean 3 and variance (4 + 4) / 1.
+    # The scores 1 and 5 of group 4 have mean 3 and variance (4 + 4) / 1.
     # Group 2 has the scores 7, 7 and 7. Group 0 has one score.
     scores, groups = doubles(1, 7, 5, 7, 7, -2), torch.tensor([4, 2, 4, 2, 2, 0])
     mean, std, size = starpo._stats_within_groups(scores, groups)
@@ -175,13 +176,14 @@ def test_stats_within_groups_by_hand():
 
 # ---------- normalised rewards
 
-# Four trajectories have 2, 1, 2, 1 turns and scores 3, 0, 5, 3.
+# Four trajectories have 2, 1, 2 and 1 turns. Their scores are 3, 0, 5 and 3.
 TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
 NORMALISED_WITHIN = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
 R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
 NORMALISED = [
-    # The mean scores are 1.5 and 4 for "group", 11 / 4 for "batch", and 3 and 2.5 for "env". The
-    # change of a trajectory's score is added to the reward of its last turn.
+    # The two groups have the mean scores 1.5 and 4. The batch has the mean 11 / 4. The two
+    # environments have the means 3 and 2.5. The change of a trajectory's score is added to the
+    # reward of the trajectory's last turn.
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
@@ -204,12 +206,12 @@ def test_normalize_rewards_by_hand(method, over, expected):
     rewards = starpo.normalize_rewards(
         doubles(*TURN_REWARDS), TURNS, torch.tensor(NORMALISED_WITHIN[over]), method
     )
-    close(rewards, expected, tol=2e-6)  # 1e-6 is added to the std
+    close(rewards, expected, tol=2e-6)  # `expected` ignores the 1e-6 that is added to a std
 
 
 def test_asym_clip_by_hand():
-    # Eleven zeros and 12 have mean 1 and variance (11 + 121) / 11 = 12.
-    # 12 becomes (12 - 1) / sqrt(12) = 3.18, clipped to 3. 0 becomes -1 / sqrt(12) = -0.29.
+    # Eleven scores of 0 and one of 12 have mean 1 and variance (11 + 121) / 11 = 12. The score 12
+    # becomes (12 - 1) / sqrt(12) = 3.18, clipped to 3. The score 0 becomes -1 / sqrt(12) = -0.29.
     # With -12 in place of 12, all signs are opposite, and -3.18 is clipped to -1.
     for sign, bound in ((1, 3.0), (-1, -1.0)):
         rewards = starpo.normalize_rewards(
@@ -284,7 +286,7 @@ def test_filter_ties_go_to_the_lower_index():
     scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # differences 1, 2, 2, 2, 2, 1
     assert filtered(scores, 2, 0.5).tolist() == [1, 2, 3]
     assert filtered(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
-    many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # every third group has the larger std
+    many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # every third group has the largest std
     assert filtered(many, 2, 0.1).tolist() == list(range(2, 900, 3))
     noisy = doubles(0, 0.3, 0, 0.1 + 0.2)  # a tie: the stds differ by 4e-17
     assert noisy[3] > noisy[1]
@@ -305,14 +307,14 @@ def test_filter_count_survives_float_product():
     assert filtered(scores, 2, 0.29).tolist() == list(range(71, 100))
 
 
-# The value of each group is its std. The four values are 1, 3, 0, 2, with the sum 6. The powers
-# e^3, e^2, e^1 and e^0 are 20.09, 7.39, 2.72 and 1, with the sum 31.19. The softmax of 3, 2, 1, 0
-# divides each power by 31.19: 0.644, 0.237, 0.087 and 0.032.
+# The value of each group is its std. The four values are 1, 3, 0 and 2. Their sum is 6. The powers
+# e^3, e^2, e^1 and e^0 are 20.09, 7.39, 2.72 and 1. Their sum is 31.19. The softmax divides each
+# power by 31.19. So the softmax of 3, 2, 1 and 0 is 0.644, 0.237, 0.087 and 0.032.
 @pytest.mark.parametrize(
     "strategy, keep, options, kept",
     [
         ("fraction", 0.5, {}, [1, 3]),
-        ("fraction", 0.5, dict(smallest=True), [0, 3]),  # 2 of 4 groups, without group 2 (std 0)
+        ("fraction", 0.5, dict(smallest=True), [0, 3]),  # keeps 2 of 4; group 2 (std 0) is excluded
         ("fraction", 0.1, dict(smallest=True), [0]),
         ("fraction", 0.5, dict(smallest=True, zero_std=True), [0, 2]),
         ("fraction", 0.99, dict(zero_std=True), [0, 1, 3]),
@@ -329,7 +331,7 @@ def test_filter_count_survives_float_product():
         ("top_p", 0.84, {}, [0, 1, 3]),
         ("top_p", 1, dict(zero_std=True), [0, 1, 3]),  # groups 0, 1, 3 have the whole sum, 6
         # If group 2 is excluded, the shares of e^3, e^2 and e^1 in their sum are 0.665, 0.245 and
-        # 0.090. With group 2 (e^0), the shares of e^3 and e^2 are 0.644 and 0.237.
+        # 0.090. If zero_std includes group 2 (e^0), the shares of e^3 and e^2 are 0.644 and 0.237.
         ("top_p_softmax", 0.66, {}, [1]),
         ("top_p_softmax", 0.67, {}, [1, 3]),
         ("top_p_softmax", 0.90, {}, [1, 3]),
@@ -365,7 +367,7 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
         3,
     ]
     # top_p_softmax allows negative values. Without group 0 (std 0), the exponentials of the values
-    # sum to e^-1 + e^4 + e^3. The share of e^4 in this sum is 0.73, and that of e^4 + e^3 is 0.995.
+    # sum to e^-1 + e^4 + e^3. The share of e^4 in this sum is 0.73. e^4 + e^3 has the share 0.995.
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
     assert starpo.filter_groups(values, std, keep=0.72, strategy="top_p_softmax").tolist() == [2]
 
@@ -425,7 +427,7 @@ def test_gae_by_hand():
     # Trajectory 0 has V = 1, 2, 4 and r = 0, 1, 2.
     # delta_0 = 0 + 0.5 * 2 - 1 = 0, delta_1 = 1 + 0.5 * 4 - 2 = 1, delta_2 = 2 - 4 = -2.
     # A_2 = -2, A_1 = 1 - 0.25 * 2 = 0.5, A_0 = 0 + 0.25 * 0.5 = 0.125.
-    # Trajectory 1 has one token with A = 3 - 1 = 2.
+    # Trajectory 1 has one token, with V = 1, r = 3 and A = 3 - 1 = 2.
     advantages, returns = starpo.gae(doubles(0, 1, 2, 3), doubles(1, 2, 4, 1), [3, 1], 0.5, 0.5)
     close(advantages, [0.125, 0.5, -2, 2])
     close(returns, [1.125, 2.5, 2, 3])
@@ -525,7 +527,7 @@ def test_whiten_without_variance():
 
 # ---------- advantages
 
-# COUNTS has the number of turns of each trajectory, and LENGTHS the number of tokens of each turn.
+# COUNTS has the number of turns of each trajectory. LENGTHS has the number of tokens of each turn.
 # A group has three trajectories.
 COUNTS = [3, 1, 2, 1, 4, 2]
 LENGTHS = [1, 3, 2, 1, 2, 2, 4, 1, 1, 5, 2, 3, 1]
@@ -535,8 +537,8 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 def episodes(dense=True):
     """Return the rewards and the values of all tokens.
 
-    If `dense`, each token has a reward, as with a KL penalty in the reward. Otherwise only the
-    last token of a turn has a reward, and in every third turn this reward is 0."""
+    If `dense`, each token has a reward, as when the reward includes a KL penalty. Otherwise only
+    the last token of a turn has a reward, and in every third turn this reward is 0."""
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
@@ -566,7 +568,7 @@ def estimate(estimator, rewards, values=None, **options):
 def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
     """Slow reference: GAE of one trajectory, computed from its last token to its first.
 
-    Args: rewards, values: for each turn, a list with one number for each token."""
+    `rewards` and `values` have one list for each turn. A list has one number for each token."""
     advantages, next_value, next_advantage = [], 0.0, 0.0
     for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
         for t in reversed(range(len(turn_rewards))):
@@ -579,12 +581,12 @@ def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
 
 
 def test_gae_discounts_turns_by_hand():
-    # One trajectory has turns of 1 and 2 tokens, V = 1, 2, 4 and r = 1, 0, 8.
-    # gamma and lam are 0.5 and 1 inside a turn, and 0.25 and 0.5 between turns.
+    # A trajectory has a turn of 1 token and a turn of 2 tokens. V = 1, 2, 4 and r = 1, 0, 8.
+    # Inside a turn, gamma is 0.5 and lam is 1. Between turns, gamma is 0.25 and lam is 0.5.
     # delta_2 = 8 - 4 = 4, A_2 = 4.
     # delta_1 = 0 + 0.5 * 4 - 2 = 0, A_1 = 0.5 * 4 = 2.
     # delta_0 = 1 + 0.25 * 2 - 1 = 0.5, A_0 = 0.5 + 0.25 * 0.5 * 2 = 0.75.
-    # gamma and lam of a token are those of the step to the next token.
+    # The gamma and lam of a token belong to the step to the next token.
     gamma, lam = doubles(0.25, 0.5, 0.25), doubles(0.5, 1, 0.5)
     advantages, returns = starpo.gae(doubles(1, 0, 8), doubles(1, 2, 4), [3], gamma, lam)
     close(advantages, [0.75, 2, 4])
@@ -619,12 +621,12 @@ def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
 
 
 def test_bi_level_gae_by_hand():
-    # The turns have 2 and 1 tokens, with r = 0, 0, 1 and V = 1, 2, 3.
+    # The first turn has 2 tokens. The second has 1. The tokens have r = 0, 0, 1 and V = 1, 2, 3.
     # Both gammas are 0.5, and both lambdas are 1.
-    # In the first pass, GAE over turns, the V of a turn is the V of its last token: 2 and 3.
+    # The first pass is GAE over turns. Here the V of a turn is the V of its last token: 2 and 3.
     # The second turn has A = 1 - 3 = -2 and return A + V = 1.
     # The first turn has A = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5 and return A + V = 0.5.
-    # In the second pass, GAE over tokens, each turn is a trajectory of its own. The return of a
+    # The second pass is GAE over tokens. Here each turn is a trajectory of its own. The return of a
     # turn becomes the reward of its last token. The only token of the second turn has
     # A = 1 - 3 = -2. In the first turn, the last token has A = 0.5 - 2 = -1.5. The first token has
     # A = 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75.
@@ -678,9 +680,10 @@ def test_trajectories_have_one_advantage_for_all_their_tokens(estimator):
 
 
 def test_turn_level_advantages_by_hand():
-    # With discount 0.5, rewards (1, 0, 2) and (0, 1) give returns-to-go (1.5, 1, 2) and (0.5, 1).
-    # The first turns have the returns 1.5 and 0.5. The second turns have equal returns. Only one
-    # trajectory has a third turn, so this turn has no other to compare with.
+    # The discount is 0.5. The rewards (1, 0, 2) of trajectory 0 give the returns-to-go (1.5, 1, 2).
+    # The rewards (0, 1) of trajectory 1 give (0.5, 1). So the first turns have the returns 1.5 and
+    # 0.5, and the second turns have equal returns. Only trajectory 0 has a third turn, so the third
+    # turn is compared with no other turn.
     rewards = doubles(1, 0, 0, 2, 0, 0, 1)
     half, small = 1 / 2, 0.5 / (math.sqrt(0.5) + 1e-6)
     for estimator, x in (("dr_grpo", half), ("rloo", 1.0), ("grpo", small)):
@@ -760,15 +763,16 @@ def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
 
 # ---------- policy loss
 
-# Columns: ratio, A, term of -loss, d term / d logprob (ratio * A, or 0 if clipped), clipped or not.
+# Each row has `ratio`, `A`, `term`, `grad` and `clipped`. The loss of a token is -term. Its `grad`
+# is d term / d logprob, which is ratio * A, or 0 if the token is clipped.
 # With clip_low = 0.2 and clip_high = 0.28, the bounds are 0.8 and 1.28.
 CLIP_CASES = [
     (1.5, 2.0, 1.28 * 2.0, 0.0, 1),  # above, A > 0: held at 1.28
     (1.25, 2.0, 1.25 * 2.0, 1.25 * 2.0, 0),  # inside the bounds, though above 1 + clip_low
-    (0.5, 2.0, 0.5 * 2.0, 0.5 * 2.0, 0),  # below, A > 0: min takes the unclipped 1.0 < 1.6
+    (0.5, 2.0, 0.5 * 2.0, 0.5 * 2.0, 0),  # below, A > 0: min(1.0, 1.6) takes the unclipped term
     (0.5, -2.0, 0.8 * -2.0, 0.0, 1),  # below, A < 0: held at 0.8
     (0.9, -2.0, 0.9 * -2.0, 0.9 * -2.0, 0),  # inside
-    (1.5, -2.0, 1.5 * -2.0, 1.5 * -2.0, 0),  # above, A < 0: min takes the unclipped -3 < -2.56
+    (1.5, -2.0, 1.5 * -2.0, 1.5 * -2.0, 0),  # above, A < 0: min(-3, -2.56) takes the unclipped term
     (1.0, 3.0, 3.0, 3.0, 0),
     (4.0, 0.0, 0.0, 0.0, 0),  # no advantage
 ]
@@ -937,8 +941,8 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
 # ---------- value loss
 
 # With value_clip = 0.5 and an old value of 1, v is clipped to [0.5, 1.5].
-# The loss is half of the larger term: (v - R)^2, or the clipped term (clipped v - R)^2.
-# Columns: v, R, loss, gradient in v, whether the clipped term is larger.
+# The loss is half of the larger of (v - R)^2 and the clipped term (clipped v - R)^2.
+# Columns: v, R, loss, d loss / d v, 1 if the clipped term is larger (else 0).
 VALUE_CASES = [
     (2.0, 3.0, 0.5 * 1.5**2, 0.0, 1),  # held at 1.5, (1.5 - 3)^2 = 2.25 > (2 - 3)^2
     (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but (2 - 0)^2 = 4 > (1.5 - 0)^2 = 2.25
@@ -1006,7 +1010,8 @@ def test_value_loss_is_weighted_like_the_policy_loss():
 
 
 def test_kl_estimators_by_hand():
-    # d = logprob - ref is log 2, 0, -log 4, so exp(-d) = p(reference) / p(policy) is 1/2, 1, 4.
+    # The three values of d = logprob - ref are log 2, 0 and -log 4. So the ratio exp(-d), which is
+    # p(reference) / p(policy), has the values 1/2, 1 and 4.
     logprobs, ref = doubles(-1, -2, -3), doubles(-1 - math.log(2), -2, -3 + math.log(4))
     close(starpo.kl_penalty(logprobs, ref, "k1"), [math.log(2), 0, -math.log(4)])
     close(starpo.kl_penalty(logprobs, ref, "k2"), [math.log(2) ** 2 / 2, 0, math.log(4) ** 2 / 2])
@@ -1063,7 +1068,7 @@ def test_k2_and_k3_as_loss_have_the_gradients_of_the_two_kls():
     logits, logprobs, ref = enumerated_policy()
     (logprobs.exp() * (logprobs - ref)).sum().backward()  # KL(policy || reference)
     close(expected_loss_gradient("k2"), logits.grad)
-    # in the logits, KL(reference || policy) has the gradient p(policy) - p(reference)
+    # the gradient of KL(reference || policy) in the logits is p(policy) - p(reference)
     gradient = (logprobs.exp() - ref.exp()).detach()
     close(expected_loss_gradient("k3"), gradient)
     assert gradient.abs().max() > 0.1
@@ -1088,8 +1093,8 @@ def test_explained_variance():
 
 
 def test_rollout_metrics_by_hand():
-    # The groups (0, 2), (1, 1), (3, 7) have means 1, 1, 5, stds sqrt(2), 0, sqrt(8) and maxima
-    # 2, 1, 7.
+    # The means of the groups (0, 2), (1, 1) and (3, 7) are 1, 1 and 5. Their stds are sqrt(2), 0
+    # and sqrt(8), and their maxima are 2, 1 and 7.
     successes = torch.tensor([False, True, False, False, True, True])
     stats = starpo.group_stats(doubles(0, 2, 1, 1, 3, 7), 2)
     assert rollout_metrics(stats, successes, 2) == pytest.approx(
@@ -1206,17 +1211,17 @@ def test_errors_name_what_was_given(call, message):
 
 def test_importance_weights_by_hand():
     new, rollout = torch.tensor([-1.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.5, -1.0])
-    # `new` has the log-probs of pi, and `rollout` has those of pi_engine.
-    # If the old log-probs are the engine's, pi_old is pi_engine, and ratio = pi / pi_engine. The
-    # weight min(ratio, cap) / ratio is equal to min(1, cap / ratio).
+    # `new` has the log-probs of pi, and `rollout` has those of pi_engine. The weight is
+    # min(pi / pi_engine, cap) / (pi / pi_old).
+    # If the engine gave the old log-probs, pi_old is pi_engine. The weight is then
+    # min(1, cap / ratio), where ratio = pi / pi_engine.
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
-    # If the old log-probs are the trainer's, pi is pi_old before the first optimizer step of an
-    # update. So the weight is min(pi_old / pi_engine, cap).
+    # If the trainer gave the old log-probs, pi is pi_old before the first optimizer step of an
+    # update. The weight is then min(pi_old / pi_engine, cap).
     found = starpo.importance_weights(new, new, rollout, 2.0)
     close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
-    # After an optimizer step, pi differs from pi_old. If the old log-probs are the trainer's, the
-    # weight is then min(pi / pi_engine, cap) / (pi / pi_old).
+    # After an optimizer step, pi differs from pi_old, so the divisor pi / pi_old is not 1.
     old = torch.tensor([-1.0, -1.5, -1.0, -1.5])
     ratio = [1.0, math.exp(0.5), 1.0, math.exp(-0.5)]
     total = [1.0, 2.0, math.exp(0.5), math.exp(-1.0)]
@@ -1227,8 +1232,8 @@ def test_importance_weights_by_hand():
 def test_importance_weights_truncate_the_gradient():
     """PPO does not clip a token with A < 0 and ratio pi / pi_old above 1.
 
-    The importance weight bounds the gradient of this token. With the weight, d loss / d logprob is
-    -min(pi / pi_engine, cap) A."""
+    The importance weight bounds the gradient of this token. With this weight, d loss / d logprob is
+    -A * min(pi / pi_engine, cap)."""
     new = torch.tensor([1.5, 0.1], requires_grad=True)
     old, advantages = torch.zeros(2), torch.tensor([-1.0, -1.0])
     weights = starpo.importance_weights(new, old, old, 2.0)

@@ -1,4 +1,4 @@
-"""Tests of train.py by whole runs on a CPU, and of the checks before a run."""
+"""Tests that run train.py as a whole on a CPU, and tests of the checks before a run."""
 
 import json
 import math
@@ -45,8 +45,8 @@ CRITIC_KEYS = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance
 POLICY_KEYS = {"pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "grad_norm"}
 POLICY_KEYS |= {"masked_frac", "observation_nll", "learning_rate"}
 UPDATE_KEYS = POLICY_KEYS | CRITIC_KEYS | {"logprob_diff_mean", "logprob_diff_max"}
-# Besides UPDATE_KEYS and EVAL_KEYS, these keys may be None: `regime` in an iteration without an
-# update, and the collapse keys in an iteration that does not measure collapse.
+# These keys may be None besides UPDATE_KEYS and EVAL_KEYS. `regime` may be None in an iteration
+# without an update. The collapse keys are None in an iteration that does not measure collapse.
 SOMETIMES_UNKNOWN = {"regime", *COLLAPSE_KEYS}
 
 
@@ -235,8 +235,8 @@ def test_kl_is_measured_against_the_start(kl_run):
 
 @pytest.mark.slow
 def test_the_sampler_always_has_the_newest_weights(kl_run):
-    """The only optimizer step of an iteration begins at the policy that sampled, so all of PPO's
-    probability ratios are 1."""
+    """Each iteration makes one optimizer step, and the weights before this step sampled the
+    rollouts. So all of PPO's probability ratios are 1."""
     for row in kl_run:
         assert row["approx_kl"] < 1e-8 and row["clipfrac"] == 0 and row["grad_norm"] > 0
 
@@ -381,7 +381,7 @@ def test_a_folder_with_something_else_is_refused(trained_folder, tmp_path):
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "notes", trained_folder)
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]
-    # A kill in the first moment of a run leaves a folder such as cut/.
+    # A run that is killed in its first moment leaves a folder such as cut/.
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "config.json.partial").write_text("{")
     assert run(tmp_path / "cut", trained_folder, num_iterations=0) == []
@@ -397,8 +397,8 @@ def test_a_missing_gpu_is_named(monkeypatch):
     assert model.pick_dtype("bfloat16", cpu) == torch.bfloat16
 
 
-# The first line of /proc/driver/nvidia/version, with NVIDIA's closed-source kernel module and with
-# the open-source one.
+# The first line of /proc/driver/nvidia/version has two forms. The upper form below comes from
+# NVIDIA's closed-source kernel module, and the lower form from its open-source kernel module.
 DRIVERS = [
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}.54.14  Thu Feb 22 01:44:30 UTC 2024",
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}.54.14  Release Build  (root@a)",
@@ -407,8 +407,8 @@ DRIVERS = [
 
 @pytest.mark.parametrize("line", DRIVERS)
 def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
-    """Without the error about an old driver, a run with device=auto would start on the CPU, where
-    vLLM for GPUs would fail."""
+    """Without the error about an old driver, a run with device=auto would start on the CPU. There,
+    the vLLM build for GPUs would fail."""
     driver = tmp_path / "version"
     driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
     monkeypatch.setattr(machine, "DRIVER_FILE", driver)
@@ -423,7 +423,7 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
         )
     cpu = torch.device("cpu")
     assert model.pick_device("cpu") == cpu
-    # Release 550 is new enough for CUDA 12, so the driver is not why torch sees no GPU.
+    # Release 550 is new enough for CUDA 12, so the driver is not the reason that torch sees no GPU.
     monkeypatch.setattr(torch.version, "cuda", "12.9")
     assert model.pick_device("auto") == cpu
     monkeypatch.setattr(torch.version, "cuda", None)  # torch for CPUs

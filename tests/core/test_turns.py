@@ -1,4 +1,4 @@
-"""Tests of the dialogue with the grid worlds: effects of replies, messages, any text as reply."""
+"""Tests of the dialogue with the grid worlds: effects of replies, messages, random replies."""
 
 from configurator import Config
 
@@ -53,8 +53,8 @@ def test_formatted_responses_are_read_back(think):
 
 def test_check_thought_by_hand():
     facts = ["Next ice hole.", "Goal up."]
-    # Three sentences begin with "Goal" or "Next", the first word of a fact. "Goal up." and
-    # "Next ice hole." are true, and "Next hole hole." is false.
+    # Three sentences begin like a fact, with "Goal" or "Next". "Goal up." and "Next ice hole." are
+    # true, and "Next hole hole." is false.
     assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
     assert check_thought("", facts) == (0, 0)
     assert check_thought("Solved. I go.", ["Solved."]) == (1, 1)
@@ -91,8 +91,8 @@ def test_a_box_in_a_corner_is_said():
 
 def test_turn_with_two_actions():
     episode = episode_in(ROOM_BOARD)
-    # The player goes from (4,3) to (4,2) to (3,2). "Box 1 up." is true: the box is one cell above
-    # (4,3). "Target 1 left." is false: from the box, the target is 1 up and 1 left.
+    # The player goes from (4,3) to (4,2), and then to (3,2). "Box 1 up." is true: the box is one
+    # cell above (4,3). "Target 1 left." is false: the target is 1 up and 1 left of the box.
     outcome = episode.step("<think>Box 1 up. Target 1 left. Go.</think><answer>Left || Up</answer>")
     board = "######\n#O___#\n#PX#_#\n#____#\n#____#\n######"
     assert outcome.user == f"Reward -0.2.\nTurn 2 of 5, 8 actions left.\n{board}"
@@ -123,7 +123,7 @@ def test_first_messages():
 def test_unknown_action_is_reported_and_penalised():
     episode = episode_in(ROOM_BOARD)
     outcome = episode.step("<think>a</think><answer>Left || Jump || up</answer>")
-    # Two moves cost 0.1 each, and the format penalty is 0.1. The unknown action is no move.
+    # Each of the two moves costs 0.1, and the format penalty is 0.1. The unknown action is no move.
     assert outcome.reward == pytest.approx(-0.3)
     head = 'Reward -0.3. Unknown action: "Jump".\nTurn 2 of 5, 8 actions left.\n'
     assert outcome.user.startswith(head)
@@ -156,7 +156,7 @@ def test_surplus_actions_are_reported():
 def test_slips_and_actions_after_the_end_are_recorded(monkeypatch):
     episode = Episode(make_env("frozenlake:size=2,success_rate=1"), Config(actions_per_turn=5))
     episode.open(episode.env.start(("frozenlake", 2, (1,), 0, 3), [0]))
-    directions = iter([1, 3, 2])  # Down, then Up instead of Left, then Right into the hole
+    directions = iter([1, 3, 2])  # Down, a slip from Left to Up, and Right into the hole
     move = episode.env._move
     names = episode.env.actions
 
@@ -225,8 +225,8 @@ def test_action_budget():
 def test_success_ends():
     outcome = episode_in(NEARLY_SOLVED).step("<think>a</think><answer>Left || Right || Up</answer>")
     assert (outcome.status, outcome.user) == ("success", "")
-    # -0.1 for the move, 1 for the box on its target and 10 for the win; actions after the end are
-    # neither executed nor penalised
+    # The reward is -0.1 for the move, 1 for the box on its target and 10 for the win. Actions after
+    # the end are neither executed nor penalised.
     assert outcome.reward == pytest.approx(10.9)
     assert outcome.record.num_actions == 1 and outcome.record.format_ok
 

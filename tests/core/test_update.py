@@ -54,7 +54,7 @@ def test_targets_by_hand(trained_folder):
     experience = train.build_experience(learner, kept)
     assert experience.ref_logprobs is experience.old_values is experience.returns is None
     assert experience.rollout_logprobs.tolist() == experience.old_logprobs.tolist() == old
-    # Scores 0.9 and 0 have mean 0.45 and unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2).
+    # The scores 0.9 and 0 have mean 0.45 and unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2).
     expected = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]) / math.sqrt(2)
     torch.testing.assert_close(experience.advantages, expected, rtol=1e-5, atol=1e-5)
 
@@ -166,7 +166,7 @@ def test_micro_batches_change_nothing(trained_folder, monkeypatch, kind):
 
 
 def trajectories_in(batch):
-    """Return the token ids of each trajectory of a pack, including its shared prefixes."""
+    """Return all token ids of each trajectory of a pack, shared prefixes included."""
     parts = batch.ids.split(batch.lengths)
     inner = {i for context in batch.contexts for i in context}
     found = []
@@ -258,8 +258,8 @@ def test_prompt_text_is_not_trained(trained_folder):
     learner.config = replace(learner.config, entropy_coef=0.0)
     for loss, _ in both_losses(learner, batch, experience):
         loss.backward()
-    # By hand at ratio 1 and advantage 1: dL/dW = -1/R times the sum of
-    # (onehot - p) h^T over the R sampled tokens
+    # At ratio 1 and advantage 1, dL/dW is -1/R times the sum of (onehot - p) h^T over the R sampled
+    # tokens.
     with torch.no_grad():
         hidden = model.packed_hidden(learner.policy.model.model, batch)
         states = hidden[batch.response_index - 1]  # (R, 64)
@@ -337,8 +337,8 @@ def test_an_engine_of_another_type_gives_other_log_probs(trained_folder, engine_
 
 
 def test_epsilon_of_adam_damps_small_gradients(trained_folder):
-    """In Adam's first step, the bias-corrected moments are g and g^2 for a gradient g, so a weight
-    moves by learning_rate * g / (abs(g) + adam_eps)."""
+    """In Adam's first step, the bias-corrected moments of a gradient g are g and g^2. So the step
+    subtracts learning_rate * g / (abs(g) + adam_eps) from the weight."""
     sizes = dict(learning_rate=1e-3, adam_eps=0.01, weight_decay=0.0, grad_clip=1e9)
     learner = make_learner(trained_folder, **sizes)
     kept, experience = collect_and_target(learner)
@@ -384,8 +384,8 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
 
 
 def test_aggregation_weighs_the_value_loss(trained_folder):
-    """The loss by seq_mean_token_sum is the loss by token_mean times the mean number of sampled
-    tokens of a trajectory."""
+    """With seq_mean_token_sum, the value loss is that of token_mean times the mean number of
+    sampled tokens of a trajectory."""
     losses = {}
     for aggregation in ("token_mean", "seq_mean_token_sum"):
         learner = make_learner(trained_folder, aggregation=aggregation, batch_size=8)
@@ -613,7 +613,7 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
 
 def test_learning_rates_fall_linearly(trained_folder):
     """Both learning rates fall towards a fifth of their first values. After 1 of 4 iterations,
-    each rate is its first value times 0.2 + 0.8 * 3/4."""
+    each rate is its first value times (0.2 + 0.8 * 3/4)."""
     learner = make_learner(
         trained_folder, learning_rate=0.1, critic_lr=0.2, final_lr=0.2, num_iterations=4
     )

@@ -22,8 +22,8 @@ LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
-# O is a hole in LAKE_BOARD and a target in ROOM_BOARD. In an instance, each cell of a board is a
-# number; the cells are numbered row by row, from 0.
+# O is a hole in LAKE_BOARD and a target in ROOM_BOARD. An instance stores a cell as a number. The
+# cells of a board are numbered row by row, from 0.
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
 ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
 
@@ -197,10 +197,11 @@ def success_rate(env, instance, choose, games, seed):
 
 
 def assert_mean(values, reference, reference_values=256):
-    """Assert that the mean of `values` is within 3.5 combined standard errors of `reference`.
+    """Assert that the mean of `values` is close to `reference`.
 
-    `reference` is a mean over `reference_values` instances of RAGEN's generator. The std of these
-    instances is unknown, so the std of `values` takes its place.
+    The difference may be at most 3.5 times its standard error. `reference` is a mean over
+    `reference_values` instances of RAGEN's generator. The std over these instances is unknown, so
+    the std of `values` takes its place.
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)
@@ -209,10 +210,11 @@ def assert_mean(values, reference, reference_values=256):
 
 
 def assert_fraction(hits, reference, reference_values=256):
-    """Assert that the share of 1s in `hits` is within 3.5 combined standard errors of `reference`.
+    """Assert that the share of 1s in `hits` is close to `reference`.
 
-    If all `hits` are equal, the std of `hits` alone is 0. So the std is sqrt(p (1 - p)), where p is
-    the share of 1s among `hits` and the values of RAGEN's instances together.
+    The difference may be at most 3.5 times its standard error. If all `hits` are equal, the std of
+    `hits` is 0. So we pool `hits` and the values of RAGEN's instances. If p is the share of 1s in
+    the pool, the std is sqrt(p (1 - p)).
     """
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), reference_values

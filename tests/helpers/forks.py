@@ -1,8 +1,10 @@
 """
-Train in forks of one process. This process has imported everything, so each run saves 7 CPU
-seconds.
+Train in forks of one process. The process imports everything before it forks, which saves 7 CPU
+seconds per run.
 
-    python tests/helpers/forks.py RUNS    # JSON: a list of [number of ranks, arguments of train.py]
+    python tests/helpers/forks.py RUNS
+
+RUNS is a JSON list of pairs [number of ranks, arguments of train.py].
 """
 
 import importlib
@@ -31,8 +33,8 @@ def main(runs):
 def live(arguments, log, *, ranks=1, prepare=None):
     """Train in forks of this process, and append their output to the file `log`.
 
-    Args: prepare: a function that each forked process calls with its rank before training.
-    Returns: the exit code of the first rank that failed (-N for signal N), else 0.
+    Before training, each forked process calls `prepare` with its rank.
+    Returns: the exit code of the first rank that failed (-N for signal N), or 0 if none failed.
     """
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]

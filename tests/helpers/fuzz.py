@@ -50,7 +50,7 @@ CONFIG = small_config(
 
 
 class Script:
-    """An engine that answers each trajectory with `replies` in order, in an endless cycle."""
+    """An engine that gives each trajectory the `replies` in order, and then starts over."""
 
     def __init__(self, *replies):
         self.replies = replies

@@ -1,4 +1,4 @@
-"""Keep the tests from changing the runs, home folder, caches and settings of the user.
+"""Keep the tests from changing the user's runs, home folder, caches and settings.
 
 Import this file first: libraries such as huggingface_hub read environment variables when imported.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Use Chromium and ALFWorld's games in the user's cache, because tests only read them.
+# Take Chromium and the ALFWorld games from the user's cache, because tests only read them.
 CACHE = Path.home() / ".cache"
 os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
 os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
@@ -39,8 +39,8 @@ for _name in list(os.environ):
 
 @contextmanager
 def own_folder() -> Iterator[None]:
-    """Work in a new folder with links to the project's files, except out/, wandb/ and hidden
-    files."""
+    """Work in a new folder that has links to the project's files, but not to out/, wandb/ or
+    hidden files."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="nanoragen_test_") as folder:
         for path in ROOT.iterdir():

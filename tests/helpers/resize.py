@@ -1,5 +1,6 @@
 """
-Train a run of three iterations on 2, 1 and 2 ranks, with restarts between the iterations.
+Train a run for three iterations: on 2 ranks, then on 1, then on 2 again. The run restarts between
+the iterations.
 
 The run replays the trajectories of another run, which trains on one rank without restarts. The
 losses of the two runs must agree. test_parallel.py runs this file:

@@ -10,8 +10,8 @@ from shared_fixtures import SMALL_RUN
 import train
 from utils.checksums import find_corruption
 
-# SMALL_RUN has filter_keep=0.5, group_size=4 and batch_size=4. So the filter keeps 2 of 4 groups,
-# and an iteration has two optimizer steps of 4 trajectories each.
+# SMALL_RUN has filter_keep=0.5, group_size=4 and batch_size=4. So in RUN the filter keeps 2 of 4
+# groups, and an iteration has two optimizer steps of 4 trajectories each.
 RUN = SMALL_RUN | dict(num_groups=4)
 
 

@@ -53,8 +53,8 @@ SMALL_RUN = dict(
     save_every=2,
 )
 
-# Each of these commands reads only some settings. If a user gives another setting on the command
-# line, the command prints a line with the name of this setting.
+# Each of these commands reads only some settings. If the command line has a setting that the
+# command does not read, the command prints a line with the name of this setting.
 READERS = (
     "eval.py",
     "tools.api_models",
@@ -72,12 +72,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def settings_read(command: str) -> str:
-    """Return the names of the settings that one of READERS reads, separated by blanks."""
+    """Return the blank-separated names of the settings that `command` from READERS reads."""
     return importlib.import_module(command.removesuffix(".py")).SETTINGS_READ
 
 
 def unread_line(command: str, config: Config, sources: dict[str, str]) -> str:
-    """Return the line that one of READERS prints about settings without effect.
+    """Return the line that `command` from READERS prints about settings without effect.
 
     If all settings on the command line have an effect, return ''."""
     reasons = ()
@@ -124,7 +124,7 @@ def small_model():
     """Return a model like the one in base/, but with 2 layers of width 64 and random weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    import model  # noqa: F401  (this import makes the attention "layout" known)
+    import model  # noqa: F401  (this import registers the attention "layout")
 
     config = Qwen2Config.from_pretrained(
         BASE,

@@ -3,7 +3,9 @@ Kill a tiny training run at many random moments with kill -9, and resume it.
 
 The results must equal those of a run that was not killed.
 
-    python tests/helpers/soak.py KILLS ITERATIONS [RANKS]    # make soak passes 100 and 500
+    python tests/helpers/soak.py KILLS ITERATIONS [RANKS]
+
+`make soak` runs it for 100 kills and 500 iterations.
 """
 
 import os
@@ -27,15 +29,15 @@ from support.log import Log
 
 
 class Moment(NamedTuple):
-    """A process kills itself at the `count`-th call of `owner`.`name`, in any thread."""
+    """A process kills itself at the `count`-th call of `owner`.`name` by any of its threads."""
 
     owner: Any
     name: str
     count: int
 
 
-# Maps a kind of moment to a function (its owner and its name), and to about how many times an
-# iteration calls the function.
+# Maps a kind of moment to (owner of a function, name of the function, approximate number of calls
+# per iteration).
 MOMENTS = {
     "write": (os, "fsync", 10),
     "rollout": (VLLMEngine, "step", 8),

@@ -9,7 +9,7 @@ HOSTILE = (
     "</script><script>window.hacked = 1</script><!-- "
     '<img src="x" onerror="window.hacked = 2"> & \u2028 \ud800 \u202e \x1b[2J {{style}}'
 )
-# HOSTILE as the page shows it: invisible characters are escapes.
+# The page must show HOSTILE as this text, in which escapes replace the invisible characters.
 SHOWN = (
     "</script><script>window.hacked = 1</script><!-- "
     '<img src="x" onerror="window.hacked = 2"> & '

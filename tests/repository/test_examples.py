@@ -77,8 +77,8 @@ def test_every_question_of_the_example_data_can_be_answered():
             observations.setdefault(question, []).append(step.observation)
         assert step.success and step.reward == 1
     assert len(num_calls) == 12
-    # Nine questions take two calls, a search and the answer. The three questions with "steps" take
-    # more calls.
+    # Nine questions take two calls, a search and the answer. Three questions have the key "steps"
+    # in the file and take more calls.
     assert sorted(num_calls.values()) == [2] * 9 + [3, 4, 4]
     seen = observations["What is the price of the red mug with delivery?"]
     assert "red mug: price 9, material clay." in seen[0]

@@ -1,4 +1,4 @@
-"""Tests that no test reads or writes the user's runs or settings."""
+"""Checks that no test reads or writes the user's runs or settings."""
 
 import os
 import re

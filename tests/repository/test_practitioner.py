@@ -1,8 +1,9 @@
-"""Defects of the code behind arXiv 2510.01132, each with the tests that would catch it here.
+"""Defects of the code behind arXiv 2510.01132, and the tests of nanoRAGEN that would catch them.
 
-The code is meow-tea-taro at commit a9c248c.
+The code is meow-tea-taro at commit a9c248c. Below each defect are its tests. The word before a test
+names the file of the test, for example model for tests/core/test_model.py.
 
-    the recomputation of log-probs masks all prompt tokens except the last batch_size
+    the recomputation of log-probs masks all prompt tokens except the last `batch_size` of them
         model: test_a_token_sees_the_past_and_not_the_future
         rollout: test_engine_logprobs_equal_a_plain_forward
         update: test_recomputed_log_probs_are_the_trainers
@@ -14,14 +15,14 @@ The code is meow-tea-taro at commit a9c248c.
         turns: test_hole_ends_in_failure
         practitioner: test_a_lost_game_is_worth_less_than_a_won_one
         textworld: test_a_lost_game_is_no_success
-    a game that runs out of turns with 9 of 10 milestones pays 9, and a won one pays 1
+    a game that runs out of turns with 9 of 10 milestones pays 9, and a game that is won pays 1
         methods: test_every_win_pays_one_and_every_loss_less
         worlds: test_a_win_is_worth_more_than_any_loss
         practitioner: test_a_lost_game_is_worth_less_than_a_won_one
     GRPO and RLOO with groups of one
         practitioner: test_every_recipe_of_groups_has_groups
         starpo: test_equal_rewards_and_groups_of_one_teach_nothing
-    the export of demonstrations fails; if it worked, it would hold only the first turn
+    the export of demonstrations fails; without the failure, it would write only the first turn
         practitioner: test_a_demonstration_holds_every_turn
         worlds: test_players_and_demonstrations
     the loss includes the header of a reply, and the chat template is applied to single messages
@@ -30,14 +31,14 @@ The code is meow-tea-taro at commit a9c248c.
     an episode that is cut off has no token for its reward
         practitioner: test_every_episode_has_a_place_for_its_reward
         rollout: test_context_limit_ends_a_trajectory
-    the expert "planner" is silently the handcoded expert
+    a user who asks for the expert "planner" silently gets the handcoded expert
         alfworld: test_the_expert_wins_alfworld
     training and evaluation share seeds
         worlds: test_splits_are_disjoint
-    a patch without effect is paid for the tests that pass anyway
+    a patch without effect is rewarded for the tests that the unpatched code passes
         repair: test_repair_leaves_out_what_the_unpatched_code_passes
         sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
-    stale bytecode: the tests see the code before the patch
+    because of stale bytecode, the tests run the code from before the patch
         sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
 """
 
@@ -97,7 +98,7 @@ def test_a_response_depends_on_all_of_its_prompt(random_model, chat):
 
 
 class Dinner(Env):
-    """A game with ten milestones, one for each `cook`. The action `eat` ends the game as a loss."""
+    """Each `cook` reaches one of ten milestones. The action `eat` ends the game as a loss."""
 
     actions = ("cook", "wait", "eat")
     max_reward = 10.0

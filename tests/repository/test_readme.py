@@ -30,7 +30,7 @@ PATHS = [
 PAGES = {path: path.read_text(encoding="utf-8") for path in PATHS}
 STARTS = ("python", "torchrun", "make", "pip", "tensorboard")
 COSTS = re.compile(r"GPU|CPU-s|CPU-min|seconds|minute|hour|server|Slurm")
-# script -> arguments that make its commands fast
+# Maps a script to arguments that make its commands fast.
 SHORT = {
     "train": "--num_iterations=1 --num_groups=2 --group_size=2 --batch_size=2 --filter_keep=1.0 "
     "--eval_size=2",
@@ -45,8 +45,8 @@ SHORT = {
 }
 # A command of train, eval or tools.sft is run only if an argument matches TINY.
 TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")
-# Start of an argument -> package that it needs. Without the package, the command is skipped.
-# make test-extras and make test-hubs install the packages except Box2D.
+# Maps the start of an argument to the package that the argument needs. Without the package, the
+# command is skipped. `make test-extras` and `make test-hubs` install the packages except Box2D.
 OPTIONAL = {
     "--env=textworld": "textworld",
     "--env=alfworld": "alfworld",
@@ -63,7 +63,7 @@ OPTIONAL = {
 def commands():
     """Yield (words of the command, text) for every command in PAGES.
 
-    test_what_takes_long_is_said_beside_it looks for the cost of the command in the text. If the
+    In this text, test_what_takes_long_is_said_beside_it looks for the cost of the command. If the
     command is in a block of three or more lines and has a comment, the text is this comment.
     Otherwise the text is the heading and the paragraphs around the command.
     """
@@ -83,7 +83,7 @@ def commands():
 
 
 def command_words(text):
-    """Return the words of the command in a text; [] if the text holds no complete command.
+    """Return the words of the command in `text`, or [] if `text` holds no complete command.
 
     A command begins with a word of STARTS."""
     words = []
@@ -102,7 +102,7 @@ def read_torchrun(arguments):
     """Parse `arguments` with torchrun's own parser.
 
     Return None if the installed torch does not know an option. For an unknown option the parser
-    raises SystemExit. Uncaught, SystemExit would end pytest while pytest collects tests.
+    raises SystemExit. If nothing caught SystemExit, pytest would end while it collects tests.
     """
     try:
         return get_args_parser().parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Tests of docs/sharing.md: its code for transformers runs on the folder of a model."""
+"""Tests of docs/sharing.md: the code for transformers runs on a model folder."""
 
 import json
 import re

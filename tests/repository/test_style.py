@@ -45,7 +45,7 @@ FLOORS = (
     "studies.*",
     "studies.base_model.*",
     "studies.papers.*",
-    "studies.*.* examples.*",  # the folders of studies/ that are not named above
+    "studies.*.* examples.*",  # studies.*.* matches the folders of studies/ not named above
     "studies.reproduce studies.readme_pictures",
 )
 # Apart from tests, only these modules may import train.py, because they measure its functions.
@@ -122,7 +122,7 @@ def parse(path):
 
 
 def each(paths):
-    """Turn a check of one file into a test of all `paths`, which reports every file that fails."""
+    """Turn a check of one file into a test of `paths`. The test reports every file that fails."""
 
     def decorate(check):
         def test():
@@ -152,7 +152,7 @@ for floor, modules_of_floor in enumerate(FLOORS):
     LEVELS |= dict.fromkeys(modules_of_floor.split(), floor)
 
 
-# ---------- how much a line carries
+# ---------- how dense and how long the code is
 
 
 class Measure(NamedTuple):
@@ -289,7 +289,7 @@ def test_functions_are_short(path):
 
 class Import(NamedTuple):
     line: int
-    module: str  # "starpo", "support.checkpoint", "numpy"
+    module: str  # for example "starpo", "support.checkpoint" or "numpy"
 
 
 def imports_of(tree, modules=None):
@@ -425,10 +425,10 @@ def find_swallowed_errors(tree):
 
 
 def find_defaults(tree):
-    """Yield the lines that seem to give a setting a default.
+    """Yield the lines in which a setting seems to get a default.
 
     Such a line calls getattr(.., key, ..) or config.get(key, ..), where `key` is the name of a
-    setting or is computed."""
+    setting, or is not a constant."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

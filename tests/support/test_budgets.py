@@ -188,7 +188,7 @@ def test_a_run_says_it_once_and_at_its_end():
     history = [NO_CUTS] * 2 + [ALL_CUT] * 3 + [NO_CUTS] + [ALL_CUT]
     told = [budget_warning(history[:n]) for n in range(1, len(history) + 1)]
     assert told == ["", "", RAISE_REPLY, "", "", "", ""]
-    # rows that an older version wrote have no metrics of cut replies
+    # an older version wrote rows without metrics of cut replies
     assert budget_summary([{}] * 3) == budget_summary([]) == ""
     # Only the last 10 rows count. In 9 of these rows, all replies were cut off.
     wanted = RAISE_REPLY.replace("100%", "90%")
@@ -268,9 +268,9 @@ def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
     config = replace(config, sampling_rounds=2, max_error_frac=0.5)
     learner = SimpleNamespace(config=config, step=0, policy=None)
     played = train.collect_rollouts(learner, None, None)
-    # A group counts if its scores differ and none of its games failed. Of the first three groups,
-    # only [low, high] counts, so a second round plays two more groups. [high, failed] has two
-    # different scores, but does not count, because one of its games failed.
+    # A group counts if its scores differ and none of its games ended in an error. Of the first
+    # three groups, only [low, high] counts, so a second round plays two more groups. [high, failed]
+    # has two different scores, but does not count, because one of its games ended in an error.
     assert asked == [3, 2]
     kept = without_errors(played, 2)
     scores = torch.tensor([trajectory.score for trajectory in kept])
@@ -325,7 +325,7 @@ def test_a_demonstration_that_fails_is_left_out(chat, monkeypatch, capsys):
 
 
 class Holes(hub.Hub):
-    """Games of seeds 3, 13, 23 ... fail to start. With all_fail, all games fail."""
+    """Games of seeds 3, 13, 23 ... fail to start. With `all_fail`, no game can start."""
 
     def __init__(self, *, all_fail: bool = False, splits: str = "seen", **common):
         super().__init__(splits=splits, **common)

@@ -194,8 +194,8 @@ def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_pa
 
 
 def test_the_buffers_of_a_save_take_no_more_memory_than_the_state():
-    """torch's own pinned memory rounds each tensor up to a power of two. The tensor `odd` of 4,100
-    bytes would take 8,192 bytes."""
+    """When torch allocates pinned memory, it rounds the size of each tensor up to a power of two.
+    The tensor `odd` of 4,100 bytes would then take 8,192 bytes."""
     tensors = {
         "step": torch.tensor(3.0),
         "half": torch.arange(5, dtype=torch.bfloat16),

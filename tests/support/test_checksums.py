@@ -1,4 +1,4 @@
-"""Tests of the detection of damage to logs, models and the best policy."""
+"""Tests that damage to logs, models and the best policy is found."""
 
 from configurator import UserError
 
@@ -128,13 +128,13 @@ def test_the_best_policy_has_the_success_of_its_iteration(tmp_path):
         f"{best} was lost (there is no such folder{lost}",
     )
     best.mkdir()
-    # a best/ that an older version saved has no iteration.json
+    # older versions of the code saved best/ without iteration.json
     assert find_best(tmp_path, rows) == (0.75, "")
     for step, success in ((3, 0.75), (4, 0.25), (5, 0.75)):
         # best/ holds the policy of step 4 only if the better policy of step 3 was lost. If best/
-        # holds the policy of step 5, the run crashed before its next checkpoint, and the row of
-        # step 5 is lost. The success of step 5 is unknown then, so find_best() returns the highest
-        # known success.
+        # holds the policy of step 5, the run crashed between step 5 and the next checkpoint, so the
+        # row of step 5 is lost. The success of step 5 is unknown then, so find_best() returns the
+        # highest known success.
         (best / "iteration.json").write_text(json.dumps({"step": step}))
         assert find_best(tmp_path, rows) == (success, "")
     write_checksums(best, "checksums.json")

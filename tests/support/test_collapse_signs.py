@@ -20,7 +20,7 @@ def healthy(num_rows):
     for i in range(num_rows):
         noise = rng.uniform(0.85, 1.15, 3)
         success = 0.3 + 0.5 * min(1, i / 100)
-        spike = 8 if i % 17 == 5 else 1  # healthy runs also have single large gradient norms
+        spike = 8 if i % 17 == 5 else 1  # even healthy runs have a few large gradient norms
         row = {
             "step": i + 1,
             "success": success,
@@ -50,7 +50,8 @@ def measured(matrix, own, lengths=None):
     return {f"{key}_first": value for key, value in metrics_of(matrix, own, lengths).items()}
 
 
-# Two prompts, four thoughts: row i has the log-probs of all four thoughts after prompt i.
+# Each matrix scores four thoughts after two prompts. Row i has the log-probs of all four thoughts
+# after prompt i.
 UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)
 READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])
 CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])
@@ -78,9 +79,11 @@ def test_the_four_regimes(matrix, mi, entropy, expected):
 
 
 def test_entropy_is_low_against_the_start():
-    # Each of a thought's ten tokens has p = 0.5 at the start (entropy 0.693 nats) and p = 0.9 later
-    # (0.105 nats). If the history is empty, an entropy of 0.105 is not low, because the fixed limit
-    # is 0.05. If the history holds the start, 0.105 is low, because it is under a quarter of 0.693.
+    # Each thought has ten tokens. In the row `start`, each token has the probability 0.5, so the
+    # entropy is 0.693 nats. In the row `later`, each token has the probability 0.9, so the entropy
+    # is 0.105 nats. If the history is empty, an entropy of 0.105 is not low, because the fixed
+    # limit is 0.05. If the history holds the row `start`, an entropy of 0.105 is low, because it is
+    # under a quarter of 0.693.
     start, later = (
         healthy(1)[0] | measured(10 * log([p, 0.01], [0.01, p]), [0, 1], [10, 10])
         for p in (0.5, 0.9)
@@ -141,7 +144,7 @@ def test_a_healthy_run_is_left_alone():
 def test_signs_are_reported_once(changes, sentence):
     rows = changed(changed(healthy(60), 0, success=0.3), 30, **changes)
     warnings = all_warnings(rows)
-    assert list(warnings) == [33]  # the median of five rows changes at the third new value
+    assert list(warnings) == [33]  # three new values move the median of the last five rows
     (warning,) = warnings[33]
     (new,) = changes.values()
     assert sentence in warning and warning.endswith(f" to {new:.3g}")

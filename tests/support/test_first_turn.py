@@ -1,6 +1,6 @@
 """Tests of check_first_turn(), which tries a first turn before a run.
 
-Also tested: the time limit for drawing an instance, and games that start at the same time.
+Other tests check the time limit for drawing an instance, and that games start at the same time.
 """
 
 from configurator import UserError
@@ -60,8 +60,10 @@ PLACES = ("BUILD", "DRAW", "START", "MOVE")
 
 
 def spec_of(folder, **lines):
-    """Write CODE to `folder` with `lines` in place of BUILD, DRAW, START or MOVE. Return the spec
-    of the environment in the written file."""
+    """Write CODE to words.py in `folder`, and return the spec of the environment in words.py.
+
+    Each of BUILD, DRAW, START and MOVE is replaced by its value in `lines`, or else by `pass`.
+    """
     code = CODE
     for place in PLACES:
         code = code.replace(place, lines.get(place, "pass"))

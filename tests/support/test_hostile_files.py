@@ -293,7 +293,7 @@ def test_a_lock_that_was_deleted_by_hand_still_holds(folder):
         pass
 
 
-# ---------- programs that the folder of a run names
+# ---------- programs that the config.json of a run names
 
 PROGRAMS = [
     "{folder}/evil.py:X",
@@ -422,8 +422,8 @@ def test_shortened_metrics_are_noticed(folder):
     assert read_history(path, 3) == rows[:3]
     assert read_history(path, 0) == []
     sentence = (
-        f"{path} must have a row for each iteration up to 3, the iteration of the newest checkpoint; "
-        "got {} rows: restore the file, or give another --out_dir"
+        f"{path} must have a row for each iteration up to 3, the iteration of the newest "
+        "checkpoint; got {} rows: restore the file, or give another --out_dir"
     )
     write_rows(path, rows[:2])
     with pytest.raises(UserError) as error:

@@ -1,4 +1,4 @@
-"""Tests that a run whose filter keeps no group reports the reason and a remedy."""
+"""Tests that if the filter keeps no group, the run reports the reason and a remedy."""
 
 import json
 import re
@@ -23,7 +23,8 @@ def test_the_tenth_idle_iteration_in_a_row_is_told_once():
     assert told[10] == NONE_OF_TEN
     history = [BUSY] * 3 + [IDLE] * 9 + [BUSY] + [IDLE] * 12
     told = [n for n in range(len(history) + 1) if idle_warning(history[:n])]
-    assert told == [23]  # 23 = 3 + 9 + 1 + 10: the tenth of the last 12 idle iterations
+    # The last 12 idle iterations begin at iteration 14. The tenth of these 12 is iteration 23.
+    assert told == [23]
 
 
 def test_the_numbers_are_those_of_idle_iterations():

@@ -37,8 +37,8 @@ def points(events, tag):
 def texts(out_dir, tag):
     """Return the texts that TensorBoard shows for `tag`, as pairs (step, text).
 
-    The reader is plugin_event_accumulator, because event_accumulator would also return texts that a
-    repeated iteration replaced.
+    The reader is plugin_event_accumulator. If an iteration was repeated, event_accumulator would
+    also return the texts that were replaced.
     """
     events = events_of(out_dir, plugin_event_accumulator).Tensors(f"{tag}/text_summary")
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
@@ -55,7 +55,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     log.write(last)
     assert read_rows(tmp_path / "metrics.jsonl") == [*history, last]
     events = events_of(tmp_path)
-    # 9.0, written before the restart, is dropped
+    # the restart drops the reward 9.0, because its row is after the checkpoint
     assert points(events, "rollout/reward") == [(2, 0.5), (3, 1.0)]
     assert events.Tags()["scalars"] == ["rollout/reward"]
     assert texts(tmp_path, "collapse/regime") == [(1, "diverse"), (2, "diverse"), (3, "template")]

@@ -46,10 +46,11 @@ def test_names_of_the_collapse_metrics():
     groups = metric_groups(Config())
     collapse = [name for name, group in groups.items() if group == "collapse"]
     # `regime` and `valid_thinking_rate` exist once. All other collapse metrics exist twice, for
-    # first thoughts and for sampled thoughts. Two are `pairs` and `mi_bound`. Ten are `mi`,
-    # `mi_zscore`, `marginal_std` and two entropies, each per token and per thought. Two are
-    # `marginal_std_ema` and `mi_zscore_ema`. Twelve are the three retrieval metrics, each with
-    # K = 1, 2, 4 and 8.
+    # first thoughts and for sampled thoughts. The numbers 2, 10, 2 and 12 in brackets below count:
+    # - `pairs` and `mi_bound`
+    # - `mi`, `mi_zscore`, `marginal_std` and two entropies, each per token and per thought
+    # - `marginal_std_ema` and `mi_zscore_ema`
+    # - the three retrieval metrics, each with K = 1, 2, 4 and 8
     assert len(collapse) == 2 + 2 * (2 + 10 + 2 + 12)
     assert {"mi_seq_first", "mi_zscore_ema_sampled", "retrieval_above@8_first"} <= set(collapse)
 

@@ -74,7 +74,7 @@ def test_a_thought_is_what_was_sampled_between_the_tags(chat, before, thought, a
 
 
 def test_offsets_hold_for_any_sampled_ids(chat):
-    """Encoding the text of a thought may give other tokens than the sampled tokens."""
+    """If the text of a thought is encoded, the tokens may differ from the sampled tokens."""
     rng = np.random.default_rng(0)
     (opening,) = chat.encode("<think>")
     (closing,) = chat.encode("</think>")
@@ -90,8 +90,8 @@ def test_offsets_hold_for_any_sampled_ids(chat):
 
 
 def test_tags_of_several_tokens():
-    """As in Qwen2.5, <think> is several tokens. The token ".</" holds a part of the closing tag, so
-    the thought ends before this token."""
+    """The tokenizer splits <think> into several tokens, as the tokenizer of Qwen2.5 does. The token
+    ".</" holds a part of the closing tag, so the thought ends before this token."""
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
@@ -154,8 +154,9 @@ def test_samples_are_uniform_over_trajectories_and_turns():
     many = [sample_thoughts(found, 1, np.random.default_rng(seed)) for seed in range(900)]
     assert all(samples.first == [a] for samples in many)
     counts = [sum(samples.sampled == [thought] for samples in many) for thought in (a, b, c, d)]
-    # Each of the 900 draws takes one thought of one of the two trajectories with thoughts. Expect
-    # `a` in 450 draws, and `b`, `c` and `d` in 150 each. The standard deviations are 15 and 11.
+    # Each of the 900 draws chooses one of the two trajectories with thoughts, and then one thought
+    # of this trajectory. Expect `a` in 450 draws, and `b`, `c` and `d` in 150 each. The standard
+    # deviation is 15 for `a`, and 11 for each of `b`, `c` and `d`.
     assert sum(counts) == 900
     assert abs(counts[0] - 450) < 45 and all(abs(count - 150) < 35 for count in counts[1:])
     samples = sample_thoughts(found, 9, np.random.default_rng(0))
@@ -176,10 +177,10 @@ def metrics_of(matrix, own, lengths=None):
 
 
 def test_two_by_two_by_hand():
-    # Thought 0 has two tokens. The probability of thought 0 is 1/4 after its own prompt and 1/16
-    # after the other prompt, so the geometric means over the two tokens are 1/2 and 1/4. Thought 1
-    # has one token. The probability of thought 1 is 1/2 after its own prompt and 1/8 after the
-    # other prompt.
+    # Thought 0 has two tokens. After its own prompt, thought 0 has the probability 1/4, so the
+    # geometric mean over the two tokens is 1/2. After the other prompt, thought 0 has the
+    # probability 1/16, so the geometric mean is 1/4. Thought 1 has one token. The probability of
+    # thought 1 is 1/2 after its own prompt and 1/8 after the other prompt.
     found = metrics_of(log([1 / 4, 1 / 8], [1 / 16, 1 / 2]), [0, 1], [2, 1])
     per_token = [math.log(1 / 2), math.log(1 / 2)], [math.log(3 / 8), math.log(5 / 16)]
     per_thought = [math.log(1 / 4), math.log(1 / 2)], [math.log(5 / 32), math.log(5 / 16)]
@@ -199,20 +200,25 @@ def test_two_by_two_by_hand():
 
 
 def test_three_thoughts_of_two_prompts_by_hand():
-    # Two thoughts have prompt 0 and one has prompt 1, so the prompts have the weights 2/3 and 1/3.
-    # The marginal probabilities of the thoughts are (2 * .6 + .3) / 3 = .5, (2 * .2 + .2) / 3 = .2,
-    # (2 * .1 + .4) / 3 = .2
+    # Two of the three thoughts belong to prompt 0, so prompt 0 has the weight 2/3. The last thought
+    # belongs to prompt 1, so prompt 1 has the weight 1/3. The thoughts have these marginal
+    # probabilities:
+    # - (2 * .6 + .3) / 3 = .5
+    # - (2 * .2 + .2) / 3 = .2
+    # - (2 * .1 + .4) / 3 = .2
     found = metrics_of(log([0.6, 0.2, 0.1], [0.3, 0.2, 0.4]), [0, 0, 1])
     expected = (math.log(1.2) + math.log(1) + math.log(2)) / 3
     assert found["mi"] == found["mi_seq"] == pytest.approx(expected)
     assert found["mi_bound"] == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
-    assert found["retrieval@1"] == pytest.approx((1 + 1 / 2 + 1) / 3)  # prompts tie for thought 1
+    # the two prompts tie for thought 1, so thought 1 counts 1/2
+    assert found["retrieval@1"] == pytest.approx((1 + 1 / 2 + 1) / 3)
     assert found["retrieval_chance@1"] == 0.5 and found["retrieval_above@2"] == 0
 
 
 def test_retrieval_by_rank():
-    # Ranked by log-prob, the own prompt of thought 0 is third of three, and the own prompt of
-    # thought 1 is second. The own prompt of thought 2 ties for second and third place.
+    # Rank the three prompts by the log-prob of a thought. For thought 0, its own prompt is third.
+    # For thought 1, its own prompt is second. For thought 2, its own prompt ties for second and
+    # third place.
     found = metrics_of(log([0.1, 0.3, 0.2], [0.2, 0.2, 0.5], [0.3, 0.1, 0.2]), [0, 1, 2])
     assert found["retrieval@1"] == 0 and found["retrieval_chance@1"] == pytest.approx(1 / 3)
     assert found["retrieval@2"] == pytest.approx((0 + 1 + 1 / 2) / 3)
@@ -220,8 +226,9 @@ def test_retrieval_by_rank():
 
 
 def test_shared_prompts_weigh_like_their_copies():
-    """RAGEN-2 averages over the prompts of all N thoughts, each with the weight 1/N. So if several
-    thoughts share a prompt, the sum below counts the prompt once for each of these thoughts."""
+    """In the averages of RAGEN-2, the prompt of each of the N thoughts has the weight 1/N. So if
+    several thoughts share a prompt, the sum below counts the prompt once for each of these
+    thoughts."""
     rng = np.random.default_rng(0)
     own = [0, 2, 2, 1, 2, 0]
     matrix = rng.normal(size=(3, 6))

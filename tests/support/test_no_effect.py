@@ -27,8 +27,8 @@ from tools import check_env, crowd, play
 from tools.sft_config import SftConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-# The filter keeps 2 of 4 groups of 4 trajectories. So batch_size=8 takes one optimizer step, and
-# batch_size=4 takes two.
+# The filter keeps two of the four groups. Each group has 4 trajectories. So an iteration takes one
+# optimizer step with batch_size=8, and two steps with batch_size=4.
 ONE = dict(num_groups=4, batch_size=8)
 ONE_GRPO = dict(**ONE, estimator="grpo")
 TWO_GRPO = dict(num_groups=4, batch_size=4, estimator="grpo")
@@ -43,7 +43,8 @@ KEEPS_ALL = "filter_keep is 1, which keeps all groups"
 IN_ANY_CASE = "so the trainer computes them in any case"
 THINK_OFF = "think is False, so replies have no thoughts"
 
-# (settings, setting without effect, another value of it, reason)
+# Each row has the settings of a run, the name of another setting that has no effect in this run, a
+# new value of that setting, and the reason.
 INERT = [
     (ONE, "clip_low", 0.5, STEP),
     (ONE, "clip_high", 0.01, STEP),
@@ -199,7 +200,8 @@ def test_a_second_normalisation_changes_no_advantage(case, trained_folder, one_r
     torch.testing.assert_close(*advantages, rtol=1e-4, atol=1e-4)
 
 
-# (settings, setting that has an effect with them, another value of it)
+# Each row has the settings of a run, the name of another setting that has an effect in this run,
+# and a new value of that setting.
 ACTIVE = [
     (TWO_GRPO, "clip_high", 1e-4),
     (TWO_GRPO, "clip_low", 0.001),
@@ -256,8 +258,8 @@ def test_the_cap_of_importance_weights_is_for_mismatch():
 def test_clips_act_on_mismatch_in_the_first_step():
     """In bfloat16, trainer and engine log-probs differ, so PPO's ratio in the first step is not 1.
 
-    The old values come from the critic before the update. In the first step, the critic still has
-    the weights that gave the old values, so value_clip has no effect.
+    The critic computes the old values before the update. In the first step, the critic's weights
+    are still unchanged, so value_clip has no effect.
     """
     clips = ["clip_low", "clip_high", "dual_clip"]
     given = [*clips, "sequence_ratio", "value_clip"]

@@ -86,8 +86,8 @@ def test_credit_is_the_mean_advantage_and_the_value_before_the_reply():
 def test_copies_of_a_turn_share_its_credit():
     original = trajectory_of(1)
     system = SimpleNamespace(message=lambda role, text: [7, 2, 8])
-    # Tokens 7, 2 and 8 are the system message and stay masked. The response of the copy is the
-    # other two tokens, 9 and 0.
+    # Tokens 7, 2 and 8 are the system message and stay masked. The response of the copy has two
+    # tokens, the last prompt token (9) and the original response (0).
     copy = unmask(original, system)
     note_credit([copy], torch.tensor([1.0, 3.0]), None)
     assert trajectory_record(original, Words())["turns"][0]["advantage"] == 2.0

@@ -53,7 +53,7 @@ def test_a_longer_schedule_is_refused_or_stays_visible(trained_folder, out_dir, 
     start(trained_folder, out_dir, "--take_config=True", **others)
     said = "until iteration 2: num_iterations was 2 and is now 4, on which final_lr=0.1 depends, "
     assert f"{said}eval_en" in capsys.readouterr().out
-    # final_lr is 0.1, so a learning rate is its first value times 1 - 0.9 * step / num_iterations.
+    # With final_lr=0.1, both initial learning rates get the factor 1 - 0.9 * step / num_iterations.
     # Here step counts from 0. num_iterations is 2 for steps 0 and 1, and 4 for steps 2 and 3.
     factors = [1, 0.55, 0.55, 0.325]
     rows = rows_of(out_dir)

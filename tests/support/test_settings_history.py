@@ -103,9 +103,9 @@ def test_changes_are_said():
     "change, last_old",
     [
         ({"clip_high": 0.4}, 0),
-        ({"env": "sokoban"}, 4),  # eval_env is empty, so env is scored
+        ({"env": "sokoban"}, 4),  # eval_env is empty, so evaluations use env
         ({"eval_env": "sokoban"}, 4),
-        ({"eval_env": "frozenlake"}, 0),  # A's eval_env is empty, and its env is frozenlake
+        ({"eval_env": "frozenlake"}, 0),  # A is also evaluated on frozenlake, its env
         ({"env": "sokoban @9 > frozenlake"}, 0),
         ({"eval_size": 8}, 4),
         ({"eval_split": "heldout"}, 4),

@@ -1,4 +1,7 @@
-"""Tests of support/statistics.py: intervals by hand and by their equations, pass@k by counting."""
+"""Tests of support/statistics.py.
+
+Intervals are checked by hand and by their equations, and pass@k is checked by counting.
+"""
 
 import doctest
 import itertools
@@ -25,8 +28,8 @@ def test_doctests():
 
 
 def test_wilson_interval_by_hand():
-    # For k = 0 the ends are 0 and z^2 / (n + z^2) = 3.841459 / 13.841459 = 0.277533. For k = n the
-    # ends are 1 - 0.277533 and 1.
+    # For k = 0 and n = 10, the ends are 0 and z^2 / (n + z^2) = 3.841459 / 13.841459 = 0.277533.
+    # For k = n = 10, the ends are 1 - 0.277533 and 1.
     assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-6)
     assert wilson_interval(10, 10) == pytest.approx((0.722467, 1.0), abs=1e-6)
     # For k = 128 and n = 256, the half width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256)
@@ -36,7 +39,7 @@ def test_wilson_interval_by_hand():
 
 @pytest.mark.parametrize("k, n", [(1, 7), (5, 7), (40, 256), (200, 256)])
 def test_wilson_interval_solves_its_equation(k, n):
-    """Both ends p lie 1.96 standard errors sqrt(p (1 - p) / n) away from k / n."""
+    """For each end p, |k / n - p| is 1.96 times the standard error sqrt(p (1 - p) / n)."""
     for p in wilson_interval(k, n):
         assert abs(k / n - p) == pytest.approx(1.959964 * math.sqrt(p * (1 - p) / n), rel=1e-9)
 
@@ -76,31 +79,32 @@ def test_equal_seeds_have_the_interval_over_instances():
 
 
 def test_rate_interval_of_two_seeds_by_hand():
-    """Two seeds have rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
+    """One seed wins all eight instances, the other seed wins none. Each instance has the mean 1/2.
 
-    `rate_interval` adds two instances with means 0 and 1, so the variance of the ten means is
-    (0.5^2 + 0.5^2) / 10 = 0.05. Then the mean over the eight instances has the variance 0.05 / 8.
-    The mean of N games, each won with probability 1/2, has the variance 0.25 / N. The two variances
-    are equal for N = 40. So the half width from instances is that of Wilson's interval for 20 wins
-    in 40 games.
+    `rate_interval` adds an instance with mean 0 and an instance with mean 1, so the variance of the
+    ten means is (0.5^2 + 0.5^2) / 10 = 0.05. Then the mean over the eight instances has the
+    variance 0.05 / 8. The mean of N games, each won with probability 1/2, has the variance
+    0.25 / N. The two variances are equal for N = 40. So the choice of instances gives the
+    half-width of Wilson's interval for 20 wins in 40 games.
 
-    The rates 1 and 0 have the standard deviation sqrt(0.5). For two seeds, the 97.5 % quantile of
-    Student's t is 12.7062, so the half width from seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35.
-    Rates are between 0 and 1, so the interval is cut at 0 and 1.
+    The seeds' rates 1 and 0 have the standard deviation sqrt(0.5). For two seeds, the 97.5 %
+    quantile of Student's t is 12.7062. So the choice of seeds gives the half-width
+    12.7062 * sqrt(0.5) / sqrt(2) = 6.35. Rates are between 0 and 1, so the interval is cut at 0
+    and 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
     low, high = wilson_interval(20, 40)
-    # With rates 0.51 and 0.49, the half width from seeds is 12.7062 * 0.01.
+    # With rates 0.51 and 0.49, the choice of seeds gives the half-width 12.7062 * 0.01.
     close = np.array([[0.51] * 8, [0.49] * 8])
     half = math.hypot((high - low) / 2, 0.127062)
     assert rate_interval(close) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
 
 
 def test_rates_alone_give_the_widest_interval():
-    """Of 4 prompts, one seed solves 1, and the second seed 3. `interval_of_rates` assumes that the
-    second seed also solves the first seed's prompt, so the prompts have mean rates of 1, 1/2, 1/2
-    and 0."""
+    """The first seed solves one of four prompts, the second seed solves three. `interval_of_rates`
+    assumes that the second seed also solves the first seed's prompt, so the prompts have mean rates
+    of 1, 1/2, 1/2 and 0."""
     alike = rate_interval(np.array([[1, 0, 0, 0], [1, 1, 1, 0]]))
     assert interval_of_rates(np.array([0.25, 0.75]), num_prompts=4) == alike
     rng = np.random.default_rng(0)
@@ -112,9 +116,9 @@ def test_rates_alone_give_the_widest_interval():
 
 
 def test_difference_interval_by_hand():
-    """Of 98 instances, player a wins 3 that player b loses, and b wins 1 that a loses.
+    """Player a alone wins 3 of 98 instances, player b alone wins 1, and both players win 94.
 
-    `difference_interval` adds two instances, with the differences +1 and -1, to the 98. The
+    `difference_interval` adds two instances, one with the difference +1 and one with -1. The
     variance is (3 + 1 + 2) / 100 - (2 / 100)^2 = 0.0596.
     """
     a = np.array([[1, 1, 1, 0, *[1] * 94]])
@@ -122,15 +126,15 @@ def test_difference_interval_by_hand():
     low, high = difference_interval(a, b)
     half = 1.959964 * math.sqrt(0.0596 / 100)
     assert (low, high) == pytest.approx((2 / 98 - half, 2 / 98 + half))
-    # Here player a wins 4 instances that player b loses, and b wins none that a loses. The sign
-    # test has p = 0.125, so the interval must contain 0.
+    # Here player a wins all 100 instances, and player b loses 4 of them. The sign test has
+    # p = 0.125, so the interval must contain 0.
     low, _ = difference_interval(np.ones((1, 100)), np.array([[0] * 4 + [1] * 96]))
     assert low < 0
 
 
 def test_three_seeds_that_differ_say_little():
     """Three seeds are 54, 7 and 23 points better than a player that never wins. The interval over
-    seeds alone is 28 +- 4.3027 * 23.9 / sqrt(3), -31 to 87."""
+    seeds alone is 28 +- 4.3027 * 23.9 / sqrt(3), which is -31 to 87."""
     a = np.zeros((3, 100))
     for seed, wins in enumerate((54, 7, 23)):
         a[seed, :wins] = 1
@@ -165,8 +169,8 @@ def draw_seed_rates(rng, rate, spread, shape):
     """Draw rates from a normal distribution around `rate`, with a standard deviation of at most
     `spread`.
 
-    If `rate` is near 0 or 1, the standard deviation is smaller. With the full `spread`, many seeds
-    would be clipped to a rate of exactly 0 or 1, and two seeds would often show no spread.
+    If `rate` is near 0 or 1, the standard deviation is smaller. With the full `spread`, many rates
+    would be clipped to exactly 0 or 1, and two seeds would often have equal rates.
     """
     room = min(rate, 1 - rate)
     spread = min(spread, room / 2)
@@ -175,9 +179,14 @@ def draw_seed_rates(rng, rate, spread, shape):
 
 
 def play(rng, rates, luck, num_games):
-    """Return the share of won games of each instance, (repeats R, seeds S, instances).
+    """Return the share of games that each seed wins on each instance.
 
-    Args: rates: (R, S), the win rate of each seed."""
+    Args:
+        rates: (R, S) win rates of S seeds in R repeats of the experiment.
+
+    Returns:
+        An array of shape (R, S, instances).
+    """
     rates = rates[..., None]  # (R, S, 1)
     own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)
     chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)
@@ -238,7 +247,7 @@ def test_intervals_hold_the_true_value_on_the_whole_grid():
     "num_seeds, rate, difference", [(2, 67, 70), (3, 49, 54), (5, 67, 67), (10, 89, 89)]
 )
 def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate, difference):
-    """Each seed ends at a success rate of 10 % with probability 1/5, else at 80 %.
+    """Each seed collapses to a rate of 10 % with probability 1/5. Otherwise its rate is 80 %.
 
     The docstring of `rate_interval` has this example.
     """

@@ -162,7 +162,7 @@ def test_a_later_error_ends_wandb_and_not_the_run(tmp_path, wandb, capsys, error
 
 
 def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypatch):
-    """If wandb's process was killed, the function that wandb 0.31 registers with atexit raises
+    """wandb 0.31 registers an exit function. If wandb's process was killed, this function raises
     ConnectionResetError."""
     at_exit = []
     exit_codes = []
@@ -227,7 +227,7 @@ def records_of(folder):
 
     The file begins with a header of 7 bytes. The rest has LevelDB's log format, which splits
     records into parts. No part crosses a multiple of 32 KiB. A part begins with its checksum
-    (4 bytes), size (2) and kind (1). Kinds 1 and 4 end a record.
+    (4 bytes), size (2) and kind (1). A part of kind 1 or 4 ends a record.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 

@@ -39,8 +39,9 @@ def games(num_solved):
 def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **settings):
     """Write a finished run to out/`name`. Return its path.
 
-    Args: start: number of prompts solved before RL; solved: numbers of prompts solved at iterations
-        2, 4, ...
+    Args:
+        start: number of prompts solved before RL.
+        solved: list of the numbers of prompts solved at iterations 2, 4, and so on.
     """
     folder = Path("out", name)
     config = Config(
@@ -68,8 +69,8 @@ def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **set
 
 @pytest.fixture
 def two_arms(tmp_path, monkeypatch):
-    """Three runs each of GRPO and RLOO. After RL, the GRPO runs solve no prompt. The RLOO runs with
-    seeds 0, 1 and 2 solve 2, 4 and 6 of the 8 prompts."""
+    """Three runs each of GRPO and RLOO. After RL, the GRPO runs solve none of the 8 prompts. The
+    RLOO runs solve 2 (seed 0), 4 (seed 1) and 6 prompts (seed 2)."""
     monkeypatch.chdir(tmp_path)
     grpo = [write_run(f"grpo_s{s}", [2, 0], seed=s, estimator="grpo") for s in range(3)]
     rloo = []
@@ -86,7 +87,7 @@ def lines_with(text, start):
 
 
 def change_settings(folder, until, **before):
-    """Record in config.json that the run had other settings, `before`, up to iteration `until`."""
+    """Record in config.json that some settings had the values `before` up to iteration `until`."""
     config = load_saved(folder)
     save_config(config, {}, folder, [(until, replace(config, **before))])
 
@@ -118,12 +119,12 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     grpo, rloo = two_arms
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    # With seeds 0, 1 and 2, RLOO is better by 2/8, 4/8 and 6/8. These differences have mean 0.5 and
-    # std 0.25. Student's t of three seeds is 4.3027.
+    # RLOO is better than GRPO by 2/8 (seed 0), 4/8 (seed 1) and 6/8 (seed 2). These differences
+    # have mean 0.5 and std 0.25. Student's t quantile for three seeds is 4.3027.
     seeds_part = 4.3027 * 0.25 / math.sqrt(3)  # 0.62104
-    # Averaged over seeds, RLOO is better on the eight prompts by 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0.
-    # `difference_interval` appends -1 and 1 to these eight values. The ten values have mean 0.4,
-    # mean square (2 + 8/9 + 2/9 + 2) / 10, variance 0.35111.
+    # On the eight prompts, the differences averaged over seeds are 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0.
+    # `difference_interval` appends -1 and 1 to these eight values. The ten values have mean 0.4 and
+    # mean square (2 + 8/9 + 2/9 + 2) / 10, so their variance is 0.35111.
     prompts_part = 1.959964 * math.sqrt(0.351111 / 10)  # 0.36725
     half_width = math.hypot(seeds_part, prompts_part)  # 0.72150
     assert 0.5 - half_width == pytest.approx(-0.2215, abs=1e-4)
@@ -136,9 +137,9 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
         lines_with(text, "| grpo | 0, 1, 2")[0],
         lines_with(text, "| rloo | 0")[0],
     )
-    # the last cell shows the best evaluation, 2 of 8 prompts
+    # at their best evaluation, all GRPO runs solve 2 of 8 prompts, or 25 % (the last cell)
     assert "| 0.0 [0.0, " in grpo_line and grpo_line.endswith("| 25.0 |")
-    # the best evaluations of the three seeds: 2, 4 and 7 of 8 prompts
+    # at their best evaluation, the RLOO runs solve 2, 4 and 7 of 8 prompts, on average 54.2 %
     assert "| 50.0 [" in rloo_line and rloo_line.endswith("(25.0, 50.0, 75.0) | 54.2 |")
 
 
@@ -149,7 +150,7 @@ def test_a_certain_difference(two_arms, capsys):
     # All seeds have equal results, so only the choice of prompts widens the interval. The
     # difference is 1 for six of the eight prompts and 0 for two. `difference_interval` appends -1
     # and 1 to these eight values. The ten values have mean 0.6 and variance 0.44. The half width is
-    # 1.959964 * sqrt(0.044) = 0.41112.
+    # 1.959964 * sqrt(0.44 / 10) = 0.41112.
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     sentence = "The arm named first is better: the interval is above 0."
     assert line == f"- best - grpo: 75.0 [33.9, 100.0] points. {sentence}"
@@ -186,8 +187,8 @@ def test_costs_up_to_a_success_rate(two_arms, capsys):
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
     # Without --threshold, compare.py shows the costs of one success rate: the highest multiple of
-    # 5 % that every run reaches. This rate is 25 % here, because GRPO reaches only 25 %, and every
-    # run starts at 25 %.
+    # 5 % that every run reaches. This rate is 25 % here, because every run starts at 25 %, and no
+    # GRPO run exceeds 25 %.
     assert "## Cost of 25 % success" in text
     assert "| rloo | 3 of 3 | reached before RL | reached before RL |" in text
 

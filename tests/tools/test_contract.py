@@ -357,8 +357,8 @@ def test_an_environment_that_ends_its_process_fails(tmp_path, before, moment):
 
 
 def test_an_environment_that_ends_another_process(tmp_path):
-    """A move ends its process if the hash seed is 1 or 2. The tool runs with hash seed 0, but
-    repeats games in a process with hash seed 1."""
+    """If the hash seed of a process is 1 or 2, a move ends the process. The tool runs with hash
+    seed 0, but repeats games in a process with hash seed 1."""
     leave = '        import os\n        os.environ["PYTHONHASHSEED"] in "12" and os._exit(0)\n'
     subject = write(tmp_path, MOVE, leave + MOVE)
     done = run_tool(subject.spec, hash_seed="0")

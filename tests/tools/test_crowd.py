@@ -44,8 +44,8 @@ def test_the_greedy_player_walks_into_holes_and_the_careful_one_around_them():
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 3, 5, rng) == ["Down"]
     # The edge stops Left and Up, so the player stays at Manhattan distance 2 from the goal. Left
-    # costs more than Up: a move Left could slip down into the hole, and a move Up cannot slip down.
-    # The careful player avoids Left even on ice that is not slippery.
+    # costs more than Up, because Left could slip down into the hole, and Up could not. The careful
+    # player avoids Left even on ice that is not slippery.
     assert choices(env) == choices(lake((4,), 0, 8, success_rate=0.8)) == {"Up"}
 
 
@@ -58,7 +58,8 @@ def test_players_choose_several_steps_ahead_without_touching_the_game():
     draws = env.rng.bit_generator.state
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 5, 5, rng) == ["Down", "Down", "Down", "Right", "Right"]
-    # The goal is six moves away and two turns are left, but a plan has only LONGEST_PLAN = 3 moves.
+    # The goal is six moves away, and two turns are left. A plan has at most LONGEST_PLAN = 3 moves,
+    # so the planner must use all three.
     assert choose_actions("planner", env, 5, 2, rng) == ["Down", "Down", "Down"]
     assert len(choose_actions("random", env, 4, 5, rng)) == 4
     assert (env.player, env.num_actions, env.rng.bit_generator.state) == (0, 0, draws)
@@ -66,7 +67,7 @@ def test_players_choose_several_steps_ahead_without_touching_the_game():
 
 def test_the_careful_player_never_pushes_a_box_into_a_corner():
     # ######
-    # #__X_#      Counted from 1, the box X is in row 2, column 4, the target O in row 3, column 5.
+    # #_PX_#      player P, box X, target O
     # #___O#
     # #____#
     # ######

@@ -1,4 +1,4 @@
-"""Tests of tools/demonstrations.py: demonstrations are correct, keep limits, can be replayed."""
+"""Tests of tools/demonstrations.py: demonstrations are correct, keep limits and can be replayed."""
 
 from configurator import load_config
 
@@ -24,7 +24,7 @@ def first_demonstration(config, chat, num_turns):
         demo = demonstration(config, chat, i)
         if len(demo.turns) >= num_turns:
             return demo
-    raise AssertionError(f"no demonstration has {num_turns} turns")
+    raise AssertionError(f"no demonstration has {num_turns} or more turns")
 
 
 @pytest.mark.parametrize("experiment", ["frozenlake_ppo", "sokoban_ppo", "bandit_ppo"])
@@ -78,8 +78,8 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     "sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)]
 )
 def test_the_first_demonstrations_may_be_clean(chat, sizes):
-    """The first 0.75 * 40 = 30 demonstrations have no noise. The number of demonstrations, 40, is
-    sft_steps * sft_batch_size, but at most sft_demos if sft_demos is set."""
+    """In the first case, 4 steps of 10 make 40 demonstrations. In the second case, sft_demos limits
+    their number to 40. The first 0.75 * 40 = 30 demonstrations have no noise."""
     config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
     for index in (0, 29, 30, 39):
         alone = replace(config, sft_noise=float(index >= 30), sft_clean=0.0)
@@ -92,9 +92,9 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
         demos = [demonstration(config, chat, i) for i in range(150)]
         counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
-        # A turn has one action with probability 0.75 without noise and 1/3 with noise. The share of
-        # turns with one action is a little larger than the probability, because plans near the goal
-        # are short, and because a long game has few actions left at the end.
+        # Without noise, a turn has one action with probability 0.75. With noise, the probability is
+        # 1/3. In both cases, the share of turns with one action is a little larger, because
+        # plans near the goal are short, and because a long game has few actions left at the end.
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
 
@@ -148,7 +148,8 @@ def test_a_demonstration_sees_the_turns_that_the_policy_will_see(chat):
                 rest += whole.turns[i].response_ids + whole.turns[i + 1].prompt_ids
             assert turn.prompt_ids == opening + rest
             assert turn.response_ids == last.response_ids
-    # With context_turns, max_context_tokens limits prompt and reply of a turn, not the whole game.
+    # If context_turns is set, max_context_tokens limits the prompt and reply of each turn, but not
+    # the whole game.
     limit = max(len(turn.prompt_ids) for turn in demo.turns[1:]) + config.max_response_tokens
     short = replace(config, context_turns=3, max_context_tokens=limit)
     assert demonstration(short, chat, whole.seed[-1]).status == demo.status
@@ -183,7 +184,7 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
 def test_no_demonstration_shows_a_reserved_instance(chat, env):
-    """There are few boards of these sizes, so unchecked draws would often be evaluation boards."""
+    """There are few boards of these sizes. Without a check, many draws would be reserved boards."""
     config = tiny_config("frozenlake_ppo", env=env, observation="grid")
     episode = make_episode(config)
     reserved = set()

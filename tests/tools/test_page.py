@@ -48,8 +48,8 @@ def write_run(folder, trained, successes, started=()):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs. `a` has a bandit game before RL, the games of lake_group and a Sokoban game. `b`
-    has a game on the lake of lake_group and a game in the Sokoban room of `a`."""
+    """Two runs. `a` has a bandit game before RL, both games of `lake_group()` and a Sokoban game.
+    `b` has a game on the same lake and a game in the same Sokoban room."""
     folder = tmp_path_factory.mktemp("runs")
     text = turn_record(ARMS, "The dragon.", ["Right"], 0.5, ["x"] * 5, [2.0] * 5)
     push = turn_record(
@@ -86,7 +86,7 @@ def open_page(tab):
     def open_path(path, place="", width=1280):
         opened.add(path.as_uri())
         tab.set_viewport_size({"width": width, "height": 860})
-        # Leave the page first, because a change of only the URL's fragment would not reload it.
+        # Leave the page first. A URL that differs only in its fragment would not reload the page.
         tab.goto("about:blank")
         tab.goto(f"{path.as_uri()}#{place}")
         return tab
@@ -174,7 +174,7 @@ def test_arrow_keys_step_through_turns_and_trajectories(page):
     assert page.text_content(".about").startswith(
         "out of turnsthe game was not over after max_turns repliesscore −0.20"
     )
-    # color "goal": a free target, a box on a target, and the target under a player
+    # three shapes have the color "goal": a free target, a box on a target, a target under a player
     assert count_colors(page, "wall", "wood", "goal", "player") == [10, 1, 3, 2]
 
 
@@ -353,7 +353,7 @@ def test_search_finds_thoughts_and_answers(page):
 
 
 ORDERS = {
-    # trajectories 0 to 3 have scores 0.5, 0.9, 0 and -0.2, and 5, 5, 2 and 1 tokens
+    # Trajectories 0 to 3 have the scores 0.5, 0.9, 0, -0.2. Their numbers of tokens are 5, 5, 2, 1.
     "lowest score first": [3, 2, 0, 1],
     "highest score first": [1, 0, 2, 3],
     "shortest first": [3, 2, 0, 1],
@@ -453,7 +453,7 @@ def test_the_curve_has_its_points(page):
     points = page.locator("#strip polyline.faint").get_attribute("points").split()
     assert [float(point.split(",")[0]) for point in points] == pytest.approx(ends)
     heights = [float(point.split(",")[1]) for point in points]
-    # 0 % is at 98 pixels and 100 % at 12, see STRIP in the page's script
+    # 0 % is 98 pixels below the top edge, and 100 % is 12 pixels below it; see STRIP in strip.js
     assert heights == pytest.approx([98 - 86 * rate for rate in (0.2, 0.4, 0.6, 0.8)])
     page.select_option("#curve", "entropy")
     assert page.locator("#strip polyline.faint").count() == 0

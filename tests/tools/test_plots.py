@@ -60,7 +60,7 @@ def test_players_obey_the_limits_of_the_policy():
 def test_noise_is_averaged_over_nine_iterations():
     values = np.array([[float(i % 2) for i in range(100)]])
     smooth = plots.moving_average(values)
-    # of iterations 46 to 54, the four odd iterations have the value 1
+    # Iterations 46 to 54 are averaged. The four odd iterations have the value 1.
     assert smooth[0, 50] == pytest.approx(4 / 9)
     assert smooth[0, 0] == pytest.approx(2 / 5)  # iterations 0 to 4
     values[0, 20:40] = np.nan
@@ -127,8 +127,8 @@ def test_seeds_of_a_method_share_a_curve(tmp_path, drawn):
     assert curves[4] == ([2], [80])
     assert [heights for _, heights in curves[:3]] == [[pytest.approx(h)] for h in (40, 50, 60)]
     assert texts_of(axes) == ["a4 50 (3 seeds)", "b 80 (1 seed)"]
-    # Three seeds solve 4, 5 and 6 of ten prompts. The interval assumes that a seed solves all
-    # prompts that a worse seed solves.
+    # The three seeds solve 4 of 10, 5 of 10 and 6 of 10 prompts. The interval assumes that a better
+    # seed solves all prompts that a worse seed solves.
     intervals = []
     for band in axes.collections:
         heights = band.get_paths()[0].vertices[:, 1]

@@ -130,7 +130,7 @@ def test_a_log_has_twenty_lines(capsys, monkeypatch):
         lines.write(finished, 0.5)
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 14  # after 12, 15, ..., 48 and 50 steps
-    assert shown[0] == "  12/50 loss 0.500 | 19 min left"  # 2 steps took a minute, 38 are left
+    assert shown[0] == "  12/50 loss 0.500 | 19 min left"  # 38 steps are left, at 2 per minute
     assert shown[-1] == "  50/50 loss 0.500"
 
 
@@ -187,8 +187,8 @@ def test_fine_tuning_of_lora(trained_folder, tmp_path, capsys):
         out_dir=tmp_path / "run",
     )
     sft.main([FROZENLAKE, *[f"--{key}={value}" for key, value in settings.items()]])
-    # With lora_rank=2, a matrix (out, in) gets the adapters A (2, in) and B (out, 2). Together, A
-    # and B have 2 * (out + in) numbers.
+    # With lora_rank=2, a matrix of shape (out, in) gets the adapters A of shape (2, in) and B of
+    # shape (out, 2). Together, A and B have 2 * (out + in) numbers.
     start = model.load_model(str(trained_folder))[0]
     sizes = [sum(p.shape) for n, p in start.named_parameters() if n.endswith("_proj.weight")]
     num_all = sum(p.numel() for p in start.parameters()) + 2 * sum(sizes)
@@ -252,7 +252,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(
     few = replace(config, sft_demos=3, sft_file="")
     shown = [sorted({t.seed[-1] for t in sft.packs_of(few, chat, step)[0]}) for step in (0, 1)]
     assert shown == [[0, 1], [0, 2]]
-    # The file has four games and a step takes two, so step 2 takes the games of step 0 again.
+    # Steps 0 and 1 take the four games of the file, so step 2 takes the games of step 0 again.
     assert sft.packs_of(config, chat, 2)[0][0].ids in [t.ids for t in read[:2]]
 
 

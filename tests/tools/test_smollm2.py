@@ -1,4 +1,4 @@
-"""Tests of tools/smollm2.py, without a network, with a tiny model in SmolLM2's format."""
+"""Tests of tools/smollm2.py without internet access, on a tiny model in SmolLM2's format."""
 
 from configurator import UserError
 
@@ -40,7 +40,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def write_gguf(path):
-    """Write a Llama of one layer in four bits, and a tokenizer of bytes."""
+    """Write a GGUF file of a Llama with one layer, 4-bit matrices and a byte-level tokenizer."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(128)
@@ -52,7 +52,7 @@ def write_gguf(path):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     printed = [chr(number) for number in (*range(33, 127), *range(161, 173), *range(174, 256))]
-    # GPT-2's tokenizer writes the bytes that are not in `printed` as characters from 256 on.
+    # GPT-2's tokenizer writes the bytes that are not in `printed` as chr(256), chr(257) and so on.
     others = [chr(256 + number) for number in range(256 - len(printed))]
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *printed, *others, "th", "in"]
     kinds = [3, 3, 3] + [1] * 258  # 3: special, 1: normal
@@ -115,7 +115,7 @@ def assert_nothing_is_left(desk):
 
 
 def test_the_rows_of_a_head_are_ordered_by_hand():
-    """The even rows of a head come first."""
+    """`halves_of_heads` puts the even rows of each head before its odd rows."""
     rows = np.arange(16)[:, None] * np.ones((1, 3), dtype=int)
     ordered = halves_of_heads(rows, num_heads=2)
     assert ordered.shape == (16, 3)
@@ -127,7 +127,7 @@ def test_the_rows_of_a_head_are_ordered_by_hand():
 
 
 def test_rotary_positions_turn_the_same_pairs():
-    """llama.cpp rotates the row pairs (0, 1) and (2, 3), transformers (0, 2) and (1, 3)."""
+    """llama.cpp rotates the row pairs (0, 1) and (2, 3). transformers rotates (0, 2) and (1, 3)."""
     from transformers.models.llama.modeling_llama import rotate_half
 
     rows = np.array([[1.0], [2.0], [3.0], [4.0]])

@@ -324,7 +324,7 @@ def test_mistakes_are_answered(run_folder, arguments, said):
 
 @pytest.fixture
 def coarse(monkeypatch):
-    """GIFs 350 pixels wide, because large ones take a second each."""
+    """Make GIFs 350 pixels wide, because large GIFs take a second each."""
     monkeypatch.setattr(view_gif, "DPI", 50)
 
 

@@ -18,9 +18,9 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 @contextmanager
 def server_of(answer, *, pauses=False):
-    """A server that sends `answer`, with a pause after each byte if `pauses`.
+    """Run a server that sends `answer`. If `pauses` is True, the server pauses after each byte.
 
-    Yields: its address, and the list of requests that it got.
+    Yields: the address of the server, and the list of requests that the server got.
     """
     requests = []
     stopped = threading.Event()

@@ -111,7 +111,7 @@ def test_what_is_no_json_is_refused(folder, name, content):
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_a_kernel_on_the_hub_is_not_loaded(folder, key):
-    """transformers would download the attention kernel that config.json names, and run its code."""
+    """transformers alone would download and run the attention kernel that config.json names."""
     edit(folder / "config.json", {key: "somebody/kernel"})
     model, _ = load_model(str(folder))
     assert model.config._attn_implementation == "layout"
@@ -235,7 +235,7 @@ def test_a_tokenizer_must_give_a_text_back(folder):
 
 @pytest.mark.slow
 def test_a_folder_runs_no_code(folder, tmp_path):
-    """transformers would take the answer "y" on standard input as consent to run the code."""
+    """transformers alone would take "y" on standard input as consent to run the folder's code."""
     marker = tmp_path / "marker"
     code = f"open({str(marker)!r}, 'w')\n"
     for name in ("evil.py", "custom_generate/generate.py"):

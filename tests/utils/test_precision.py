@@ -1,4 +1,4 @@
-"""Tests of utils/precision.py: products in float32 and stochastic rounding."""
+"""Tests of utils/precision.py: stochastic rounding, and products in float32."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ TYPES = [torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_products_of_16_bit_factors_are_not_rounded_to_16_bits(dtype):
-    """16-bit formats cannot hold 1 + 2^-11, so a product rounded to 16 bits would differ."""
+    """In both 16-bit formats, the entry 1 + 2^-11 of the product would be rounded to 1."""
     a = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
     b = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=dtype)
     assert product_in_float32(a, b).tolist() == [[1.0, 1.0 + 2.0**-11]]

@@ -1,4 +1,4 @@
-"""Tests of `printable`, which makes any text safe to print on a terminal, and of `run_main`."""
+"""Tests of `run_main`, and of `printable`, which makes any text safe to print on a terminal."""
 
 import doctest
 import os

@@ -1,6 +1,6 @@
 """Tests of utils/time_limit.py and of `call_all` in utils/threads.py.
 
-The time limits are tested with code that hangs or raises anything.
+The time limits are tested with code that hangs or raises any exception.
 """
 
 import signal
@@ -109,8 +109,7 @@ def alarm_without_handler():
 
 
 def own_alarm():
-    """Set an alarm, as a user's code may do. The alarm ends a first wait, and a second wait
-    hangs."""
+    """Set an alarm, as a user's code may do. The alarm ends the first sleep but not the second."""
 
     def give_up(*_):
         raise TimeoutError

@@ -32,7 +32,7 @@ def opened(spec, index=0):
 
 
 def solve(env):
-    """Play the first command of the plan in every state."""
+    """Make a new plan in every state, and play the first command of the plan."""
     optimal = env.optimal_length()
     total = 0.0
     done = False
@@ -142,7 +142,7 @@ def test_games_of_the_data_set_are_used_if_it_is_installed(tmp_path, monkeypatch
     name = "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1/game.tw-pddl"
     assert env.instance == ("alfworld", name)
     assert solve(env)[0].success
-    # The data set of this test has no part=train, so a game is generated instead.
+    # The default is part=train. This test's data set lacks this part, so a game is generated.
     assert opened("alfworld:task=heat").instance[0] == "household"
 
     (folder / name).write_text("{}")

@@ -51,7 +51,7 @@ def test_bandit_pays_by_hand():
         assert high.terminated and high.success
         paid.append(high.reward)
     assert set(paid) == {0.0, 1.0}
-    # the sum has mean 250, standard deviation 13.7
+    # the sum has mean 250 and standard deviation 13.7
     assert abs(sum(paid) - 250) < 3.5 * math.sqrt(1000 * 0.25 * 0.75)
 
 
@@ -70,8 +70,8 @@ def problem(numbers, target):
         ("(3 + 5) * 2", 1.0),
         (" 2*(5+3) ", 1.0),
         ("((3)+(05)) * 2", 1.0),
-        ("5 * 3 + 2 / 2", 0.0),  # is 16, but 2 is used twice
-        ("3 * 5 + 1", 0.0),  # is 16, but 1 is not given
+        ("5 * 3 + 2 / 2", 0.0),  # value 16, but 2 is used twice
+        ("3 * 5 + 1", 0.0),  # value 16, but 1 is not given
         ("(3 + 5)", 0.0),  # 2 is not used
         ("32 / 5", 0.0),  # 32 is not given
         ("3 + 5 * 2", 0.1),  # value 13, not 16: products come first
@@ -88,8 +88,8 @@ def test_countdown_pays_by_hand(action, reward):
 
 
 def test_countdown_is_exact():
-    # 8 / (3 - 8 / 3) = 24, but 23.99.. in floats. countdown_solution() allows only whole
-    # intermediate results.
+    # In floats, 8 / (3 - 8 / 3) is 23.99.. instead of 24. countdown_solution() finds no solution,
+    # because it allows only whole intermediate results.
     assert problem((8, 8, 3, 3), 24).step("8 / (3 - 8 / 3)").success
     assert countdown_solution(tuple((n, str(n)) for n in (8, 8, 3, 3)), 24) is None
     assert countdown_solution(((6, "6"), (2, "2")), 3) == "(6 / 2)"
@@ -220,7 +220,7 @@ def test_countdown_draws():
     _, instances = raw_draws("countdown", 600)
     four = sum(len(numbers) == 4 for _, numbers, _ in instances)
     assert abs(four - 300) < 3.5 * math.sqrt(600 / 4)
-    # targets 10 to 40, 41 to 71 and 72 to 100
+    # counts the targets in each of the ranges 10 to 40, 41 to 71, and 72 to 100
     thirds = Counter((target - 10) // 31 for _, _, target in instances)
     assert set(thirds) == {0, 1, 2} and min(thirds.values()) > 120
     drawn = set()
@@ -233,7 +233,7 @@ def test_countdown_draws():
 
 @pytest.mark.slow
 def test_countdown_splits_know_no_order_of_numbers():
-    # Splits must not share a problem, even with its numbers reordered.
+    # Splits must not share a problem, even if its numbers are in another order.
     env = make_env(SMALL_COUNTDOWN)
     reserved = set()
     for instances in envs.reserved_instances(SMALL_COUNTDOWN).values():
@@ -250,7 +250,7 @@ def test_countdown_texts():
     env = problem((25, 7, 3), 96)
     assert env.observe() == "Target 96. Numbers 25 7 3."
     assert env.statements() == ["Target 96.", "Numbers 25 7 3."]
-    assert env.greedy() == "25 + 7 + 3"  # 35 is nearest to 96; other signs give 29, 21 or 15
+    assert env.greedy() == "25 + 7 + 3"  # value 35, nearest to 96; other signs give 29, 21 or 15
     assert problem((25, 7, 3), 20).greedy() == "25 - 7 + 3"
     assert env.plan(5, 5) == ["(25 + 7) * 3"]
     assert problem((5, 2), 10).plan(1, 1) == ["5 * 2"]
@@ -283,7 +283,7 @@ def test_countdown_dialogue():
     # the reply has two actions, but the game has only one action left
     outcome = episode.step("<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>")
     assert (outcome.status, outcome.record.actions) == ("success", ["(3 + 5) * 2"])
-    # 0.1 less, because the second action is over the limit
+    # reward 1, minus 0.1 because the second action is over the limit
     assert outcome.reward == pytest.approx(0.9)
 
 

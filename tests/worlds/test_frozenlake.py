@@ -36,8 +36,8 @@ MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # (ro
 
 def test_a_plan_is_a_number_in_base_5():
     assert planners.decode_moves(0) == []
-    # 71 = (2 * 5 + 4) * 5 + 1 has the digits 2, 4 and 1 in base 5. A digit minus 1 is the index of
-    # an action.
+    # In base 5, 71 is written 241, because 71 = (2 * 5 + 4) * 5 + 1. Each digit minus 1 is the
+    # index of an action.
     assert planners.decode_moves(71) == [1, 3, 0]
 
 
@@ -61,10 +61,11 @@ def move_outcome(env, cell, action, u):
 
 
 def our_transitions(env, cell, action):
-    """Return {(next cell, reward, terminated): probability} of a move in our environment.
+    """Return a dict that maps the outcomes of a move in our environment to their probabilities.
 
-    The environment draws one u in [0, 1) for a move. Each of three bands of u must have one
-    outcome. With p = `success_rate`, the widths of the bands are (1-p)/2, (1-p)/2 and p.
+    An outcome is (next cell, reward, terminated). The environment draws one u in [0, 1) for a move.
+    We divide [0, 1) into three bands. All u in a band must give the same outcome. With p =
+    `success_rate`, the widths of the bands are (1-p)/2, (1-p)/2 and p.
     """
     side = (1 - env.success_rate) / 2
     total = Counter()
@@ -106,8 +107,9 @@ def test_transitions_equal_gymnasium(success_rate):
 
 
 def test_slip_frequencies():
-    # In 4000 moves "Up" from the middle of 3x3 ice, with success_rate=0.8, the player should go up
-    # 3200 times (standard deviation 25.3), and left and right 400 times each (19.0).
+    # The player moves "Up" 4000 times from the middle of 3x3 ice. With success_rate=0.8, we expect
+    # 3200 moves up, 400 moves left and 400 moves right. The standard deviation is 25.3 for up, and
+    # 19.0 for each of left and right.
     env = make_env("frozenlake:size=3,success_rate=0.8")
     env.start(("frozenlake", 3, (), 4, 8), [11])
     ends = Counter()
@@ -164,7 +166,7 @@ def test_ends_by_hand():
     )
 
 
-# ---------- distributions against those of RAGEN's generator
+# ---------- distributions compared with those of RAGEN's generator
 
 
 @pytest.mark.slow
@@ -192,7 +194,7 @@ def test_shortest_paths():
         assert_fraction(lengths <= 2, 0.47)
 
 
-# ---------- plans against slow recursions
+# ---------- plans compared with slow recursions
 
 
 def lake_dynamics(instance, success_rate):
@@ -231,7 +233,7 @@ def after_sequence(after, cell, actions):
 
 
 def achieved(env, instance, k, turns, actions):
-    """Return the exact success probability of playing `env.plan(k, turns left)` in each turn."""
+    """Return the exact success probability of a player that follows `env.plan(k, turns_left)`."""
     after, absorbing = lake_dynamics(instance, env.success_rate)
     env.start(instance, [0])
 
@@ -296,14 +298,14 @@ def test_two_action_plans():
 
 
 def test_plan_by_hand():
-    # without slips, in one turn of five actions, only the shortest path wins
+    # without slips, only the shortest path wins in one turn of five actions
     env = on_lake(LAKE_BOARD)
     assert env.optimal_length() == 5
     assert env.plan(5, 1) == ["Down", "Down", "Right", "Right", "Right"]
-    # Corridor S _ G above a row of holes, success rate 0.5. From cell 0, the move Right goes right
-    # with probability 1/2, up (the player stays) with 1/4 and down (into a hole) with 1/4. In one
-    # turn of two actions, Right Right reaches the goal with probability 1/2 * 1/2. Up Right is
-    # worse, because Up at cell 0 slips to the right with probability 1/4 only.
+    # The board is a corridor S _ G above a row of holes. The success rate is 0.5. From cell 0, the
+    # move Right goes right with probability 1/2, up (the player stays) with 1/4 and down (into a
+    # hole) with 1/4. In one turn of two actions, Right Right reaches the goal with probability
+    # 1/2 * 1/2. Up Right is worse, because Up reaches cell 1 only by a slip, with probability 1/4.
     instance = ("frozenlake", 3, (3, 4, 5), 0, 2)
     env = make_env("frozenlake:size=3,success_rate=0.5", max_actions=2)
     env.start(instance, [0])
@@ -340,7 +342,8 @@ def last_line(board):
 
 
 def test_observation_modes_by_hand():
-    # The player is at (1,1). Nearby holes are (1,3), two to the right, and (2,2), on the diagonal.
+    # The player is at (1,1). The hole at (1,3) is two cells to the right. The hole at (2,2) is the
+    # next cell on the diagonal.
     text = on_lake(LAKE_BOARD, observation="relations").observe()
     relations = "Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole."
     assert text == f"{LAKE_BOARD}\n{relations}"
@@ -368,7 +371,7 @@ def test_observation_modes_by_hand():
             # "Next" says what is to the left, below, to the right and above, in this order
             ["Next ice hole hole edge.", "Goal 2 down 2 right.", "Way left down down right right."],
         ),
-        (  # the way goes up first: on slippery ice, a move left could slip down into the hole
+        (  # the way goes up first, because a move left could slip into the hole on slippery ice
             "G__\n_P_\n_O_",
             [],
             ["Next ice hole ice ice.", "Goal 1 up 1 left.", "Way up left."],
@@ -384,13 +387,16 @@ def test_statements_by_hand(board, moves, facts):
 
 
 def safest_way(board):
-    """Of the shortest paths from P to G, return the one with the fewest holes beside its moves."""
+    """Among the shortest paths from P to G, return the moves of the path with the lowest risk.
+
+    The risk counts the holes beside each move, because a move can slip into these holes.
+    """
     places = {}
     for row, line in enumerate(board.split("\n")):
         for col, symbol in enumerate(line):
             places[row, col] = symbol
     start = next(place for place, symbol in places.items() if symbol == "P")
-    paths = [(0, [], start)]  # (holes beside the moves, moves, cell)
+    paths = [(0, [], start)]  # (risk, moves, cell)
     while True:
         done = [path for path in paths if places[path[2]] == "G"]
         if done:

@@ -424,7 +424,8 @@ def test_games_of_gymnasium_work_as_they_come(name, first_line):
 @needs_gymnasium
 def test_texts_of_taxi_and_lake():
     taxi = make_env("gymnasium:Taxi-v4", max_actions=9)
-    taxi.begin(3)  # seed 3 of gymnasium is state 42: row 0, column 2, passenger 0, goal 2
+    # with seed 3, gymnasium starts in state 42: row 0, column 2, passenger 0, destination 2
+    taxi.begin(3)
     assert taxi.observe().splitlines() == [
         "+---------+",
         "|R: |[ ]: :G|",
@@ -455,7 +456,7 @@ def test_the_reference_player_of_gymnasium_is_optimal():
         steps = [env.step(action) for action in env.plan(50, 50)]
         assert len(steps) == length
         assert steps[-1].success
-    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0  # at the start, cell 36, go up
+    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0  # at the start (cell 36), go up
     with pytest.raises(UserError, match="gymnasium:Blackjack-v1 has no reference player"):
         opened("gymnasium:Blackjack-v1").plan(1, 1)
 
@@ -551,8 +552,8 @@ def test_settings_are_literals_or_texts():
 
 def test_marks_of_a_guess():
     """The secret 'crepe' has two e, and the guess 'eerie' has three. The last e of the guess is in
-    its place (G). The first e gets the other e of the secret (Y). For the second e of the guess, no
-    e of the secret is left (X)."""
+    its place (G). The first e of the guess matches the other e of the secret (Y). For the second e
+    of the guess, no e of the secret is left (X)."""
     assert "".join(marks("crepe", "eerie")) == "YXYXG"
     assert "".join(marks((1, 2, 3), (3, 2, 4))) == "YGX"
 
@@ -662,7 +663,7 @@ def test_every_game_of_gem_accepts_any_text_and_its_random_player():
     ],
 )
 def test_reference_players_of_gem_win(name):
-    """Half of all boards of the fifteen puzzle have no solution, and are left out."""
+    """Half of all boards of the fifteen puzzle have no solution. The test skips these boards."""
     wins = games = 0
     for seed in range(12):
         env = opened(f"gem:game:{name},splits=seed", seed, max_actions=50)

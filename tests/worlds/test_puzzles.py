@@ -13,8 +13,9 @@ from worlds import rubik, sudoku
 
 # ---------- Rubik
 
-# Maps a face to three directions: outward, and right and down as a viewer of the face sees them.
-# Axes: x to the right, y up, z to the viewer in front.
+# Maps a face to three directions. The first direction points outward. The second points right and
+# the third points down for a viewer of the face. The x axis points right, the y axis up and the z
+# axis to a viewer in front of the cube.
 LOOKS = {
     "U": ((0, 1, 0), (1, 0, 0), (0, 0, 1)),
     "R": ((1, 0, 0), (0, 0, -1), (0, -1, 0)),
@@ -36,7 +37,7 @@ def sticker_places():
 
 
 def rotated(vector, axis):
-    """Turn a vector by 90 degrees, clockwise for a viewer of the face with this outward axis."""
+    """Turn `vector` by 90 degrees around `axis`, clockwise for a viewer to whom `axis` points."""
     vector, axis = np.array(vector), np.array(axis)
     along = axis * (vector @ axis)
     return tuple((along - np.cross(axis, vector)).tolist())
@@ -57,7 +58,7 @@ def test_turns_are_rotations_of_space(face):
 
 
 def test_numbers_of_cubes_at_each_distance():
-    # published numbers of cubes by distance in quarter turns: www.jaapsch.net/puzzles/cube2.htm
+    # www.jaapsch.net/puzzles/cube2.htm lists these numbers of cubes for 0 to 6 quarter turns
     counts = Counter(rubik.near_solved().values())
     assert [counts[distance] for distance in range(7)] == [1, 6, 27, 120, 534, 2256, 8969]
 
@@ -86,8 +87,9 @@ def test_rubik_by_hand():
     env = make_env("rubik")
     cube = rubik.turn(rubik.turn(rubik.SOLVED, "R"), "U")
     env.start(("rubik", "123456", cube), [0])
-    # After R: U:1313 R:2222 F:3434 D:4646 L:5555 B:1616. Then U turns the upper face, and the
-    # upper rows of the side faces move: back to right, right to front, front to left, left to back.
+    # After R: U:1313 R:2222 F:3434 D:4646 L:5555 B:1616. Then the turn U rotates the upper face
+    # and moves the upper rows of the side faces: back to right, right to front, front to left, left
+    # to back.
     assert env.observe() == "U:1133 R:1622 F:2234 D:4646 L:3455 B:5516"
     assert env.statements() == ["Away 2.", "Way U' R'."]
     assert env.plan(1, 5) == ["U'"]
@@ -171,8 +173,9 @@ def test_puzzles_have_one_solution(empty):
 def test_sudoku_by_hand():
     env = opened("12_4 34__ 2_43 4321")
     assert env.observe() == "12_4\n34__\n2_43\n4321"
-    # Cell 1 3 (row, column) is 3, because row 1 has 1, 2, 4. Cell 2 3 is 1, because row 2 has 3, 4
-    # and column 3 has 2, 4. Then cell 2 4 is 2, and cell 3 2 is 1.
+    # Row 1 lacks only the digit 3, in column 3. In row 2, column 3 must be 1, because row 2 has 3
+    # and 4, and column 3 has 2 and 4. Then column 4 of row 2 must be 2. In row 3, column
+    # 2 must be 1.
     assert env.statements() == ["Next 1 3 3, 2 3 1, 2 4 2.", "Clash none."]
     assert env.plan(9, 9) == ["1 3 3", "2 3 1", "2 4 2", "3 2 1"]
     wrong = env.step("3,2,2")

@@ -47,8 +47,8 @@ def test_repair_by_hand():
 def test_repair_leaves_out_what_the_unpatched_code_passes(reward):
     deciding = FAULTY_TESTS[repair.NUM_VISIBLE :]
     num_unpatched = sum(right == sum(x >= 3 for x in xs) for xs, right in deciding)
-    # The unpatched code passes some hidden tests. So a reward that is the share of passed hidden
-    # tests would pay even without an edit.
+    # The unpatched code passes some hidden tests. If the reward were the share of passed hidden
+    # tests, the reward would be positive even without an edit.
     assert num_unpatched > 0
     assert opened(FAULTY, reward=reward).step("submit").reward == 0
 

@@ -57,7 +57,7 @@ PATCH = """--- a/tests/test_calc.py
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """The file of a data set of one row, beside a git checkout whose HEAD has the fix."""
+    """Return the file of a data set of one row. A git checkout beside it has the fix at HEAD."""
     folder = tmp_path_factory.mktemp("rows")
     repo = folder / "calc"
     (repo / "tests").mkdir(parents=True)
@@ -100,8 +100,9 @@ CONNECT = 'python -c "import socket; socket.{call}"'
 TCP = "create_connection(('127.0.0.1', {port}), 2)"
 UNIX = "socket(socket.AF_UNIX).connect('{folder}/door')"
 REMOUNT = "mount -o remount,bind,rw /usr && echo owned > /usr/owned"
-# attack -> its shell command. The placeholders stand for things outside the sandbox: {secret} is a
-# file, {port} a TCP port that listens, {folder}/door a Unix socket that listens, {pid} a process.
+# Maps an attack to its shell command. The placeholders stand for things outside the sandbox:
+# {secret} is a file, {port} is a TCP port that listens, {folder}/door is a Unix socket that
+# listens, and {pid} is a process.
 HOSTILE = {
     "fork bomb": "bomb() {{ bomb | bomb & }}; bomb; sleep 1; exit 1",
     "fork bomb in Python": "python -c 'import os\nwhile True: os.fork()'",
@@ -138,7 +139,7 @@ def commands_that_run():
         try:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             # pytest-xdist writes the running test's id into the process title of its worker. The id
-            # can contain "sleep 54321", a parameter of a test below.
+            # can contain "sleep 54321" from a parameter of a test below.
             if "pytest-xdist" not in line:
                 lines.append(line)
         except OSError:
@@ -147,7 +148,7 @@ def commands_that_run():
 
 
 def check_no_sleep_runs():
-    """Wait until no `sleep 54321` runs: a killed process may still be listed for a moment."""
+    """Wait until no `sleep 54321` runs. A killed process may still be listed for a moment."""
     for _ in range(600):
         running = [line for line in commands_that_run() if "sleep 54321" in line]
         if not running:
@@ -294,7 +295,7 @@ FULL = "The folder holds more than 200 files or 16777216 bytes. The game is over
     [
         "seq 300 | xargs touch; chmod 0 .",
         "mkdir hidden; cd hidden; seq 300 | xargs touch; cd ..; chmod 0 hidden",
-        "head -c 20M /dev/urandom > large; sleep 54321",  # `large` is noticed during the sleep
+        "head -c 20M /dev/urandom > large; sleep 54321",  # the file is noticed during the sleep
     ],
 )
 def test_a_command_that_fills_the_folder_ends_the_game(rows, command, monkeypatch):
@@ -330,11 +331,11 @@ def test_the_folders_in_memory_hold_few_files(tmp_path):
 
 
 def hostile_checkout(folder, settings):
-    """Make a git checkout with git `settings` that may run programs.
+    """Make a git checkout whose git `settings` may run programs.
 
     Its .gitattributes asks git to apply filters to all files.
 
-    Returns: its folder, its commit, and its files as a dict of texts.
+    Returns: the folder of the checkout, its commit, and a dict that maps file names to texts.
     """
     repo = folder / "calc"
     repo.mkdir()
@@ -438,13 +439,13 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
         # tests fail without a fix.
         pytest.param([FIX_ADD, FIX_MUL, BREAK_SAME], 0.5, marks=pytest.mark.slow),
         pytest.param([BREAK_SAME], 0.0, marks=pytest.mark.slow),
-        # submit restores the tests
+        # `submit` restores the tests
         pytest.param([OWN_TESTS], 0.0, marks=pytest.mark.slow),
         pytest.param(["rm -r tests; ln -s / tests"], 0.0, marks=pytest.mark.slow),
         pytest.param(
             [f"python -c 'import calc'; {FIX_ADD}; {FIX_MUL}"], 1.0, marks=pytest.mark.slow
         ),
-        # calc.py prints NUL bytes, which must hide no line of pytest's report
+        # the NUL bytes that calc.py prints must not hide any line of pytest's report
         pytest.param(
             [FIX_ADD, FIX_MUL, SHOW_OUTPUT, f"sed -i '1i import os; {PRINT_ZEROS}' calc.py"],
             1.0,

@@ -42,7 +42,7 @@ def test_room_board_round_trip():
 def test_box_stops_at_wall_and_at_box():
     board = "######\n#OPX##\n##X###\n##X_O#\n##_O##\n######"
     env = in_room(board)
-    # Right: a wall is behind the box. Down: another box is behind the box. Up: a wall.
+    # Right pushes a box against a wall. Down pushes a box against another box. A wall blocks Up.
     for action in ("Right", "Down", "Up"):
         step = env.step(action)
         assert step.observation == board and step.reward == pytest.approx(-0.1)
@@ -51,8 +51,8 @@ def test_box_stops_at_wall_and_at_box():
 
 
 def test_rewards_for_boxes_on_and_off_target():
-    # With two boxes, one box on a target does not end the game. Right pushes the first box onto the
-    # target (+1 - 0.1), Right again pushes the box off (-1 - 0.1).
+    # In a room with two boxes, one box on a target does not end the game. The first Right pushes a
+    # box onto a target (reward 1 - 0.1). The second Right pushes this box off (reward -1 - 0.1).
     env = in_room("######\n#PXO_#\n#____#\n#_XO_#\n#____#\n######")
     on = env.step("Right")
     assert on.reward == pytest.approx(0.9) and not on.terminated
@@ -60,7 +60,7 @@ def test_rewards_for_boxes_on_and_off_target():
     off = env.step("Right")
     assert off.reward == pytest.approx(-1.1)
     assert off.observation == "######\n#__SX#\n#____#\n#_XO_#\n#____#\n######"
-    # The push that brings the second of two boxes onto its target gives 1 + 10 - 0.1.
+    # The push that brings the last box onto a target gives the reward 1 + 10 - 0.1.
     env = in_room("######\n#P√__#\n#_XO_#\n#____#\n#____#\n######")
     assert env.step("Down").reward == pytest.approx(-0.1)
     done = env.step("Right")
@@ -112,14 +112,14 @@ def test_plans_replay(spec, count, boxes):
         assert [step.success for step in steps] == [False] * (len(path) - 1) + [True]
         assert steps[-1].terminated
         assert all(step.effective for step in steps)
-        # No box starts on a target, and each box ends on one. The rewards sum to 1 for each box, 10
-        # for the success and -0.1 for each action.
+        # No box starts on a target, and each box ends on a target. So the sum of the rewards
+        # contains 1 for each box, 10 for the success and -0.1 for each action.
         total = sum(step.reward for step in steps)
         assert total == pytest.approx(10 + boxes - 0.1 * len(path), abs=1e-9)
 
 
 def solves(board, path):
-    """Whether `path` ('UDLR' letters) puts every box of a board text on a target."""
+    """Return whether `path`, a sequence of letters U, D, L, R, puts every box on a target."""
     places = {}
     for row, line in enumerate(board.split("\n")):
         for col, symbol in enumerate(line):
@@ -143,7 +143,7 @@ def solves(board, path):
 @pytest.mark.parametrize("spec", [SIMPLE, LARGER])
 def test_optimal_length_equals_brute_force(spec):
     # Brute force tries all 4^n sequences of n actions. No sequence shorter than optimal_length()
-    # solves the room, and one of that length does.
+    # solves the room. Some sequence of exactly this length solves the room.
     env, instances = raw_draws(spec, 80, seed=2)
     checked = 0
     for instance in instances:
@@ -167,7 +167,7 @@ def test_256_rooms_with_solutions_take_less_than_5_seconds():
     assert elapsed < 5
 
 
-# ---------- distributions against measurements with RAGEN's code
+# ---------- distributions compared with measurements of RAGEN's code
 
 
 @pytest.mark.slow

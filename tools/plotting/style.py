@@ -17,7 +17,7 @@ from utils.files import replace_file
 
 # Colour-blind-safe colours of Okabe and Ito, https://jfly.uni-koeln.de/color/.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DASHES = ("-", "--", ":", "-.")  # dashes of the first six curves, of the next six, ...
+DASHES = ("-", "--", ":", "-.")  # the first six curves are solid, the next six dashed, ...
 GRAY = "#555555"
 DPI = 200
 STYLE = {
@@ -40,17 +40,17 @@ STYLE = {
     "pdf.fonttype": 42,  # TrueType fonts, as journals require
 }
 PLAYER_LOOK = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (4, 3))}
-LABEL_GAP = 1.35  # smallest distance of two labels, in multiples of the font size
+LABEL_GAP = 1.35  # smallest distance between two labels, in multiples of the font size
 LEGEND_WIDTH = 2.6  # smallest width of a legend entry, in inches
 LETTER_WIDTH = 0.1  # width of a letter in the legend, in inches
-LABEL_X = 1.045  # x at which labels begin; the axes go from 0 to 1
+LABEL_X = 1.045  # x at which labels begin, in multiples of the axes width
 
 
 class Quantity(NamedTuple):
     """How a metric is drawn."""
 
     words: str  # name of the axis
-    scale: float = 1.0  # factor of the values; the factor 100 turns fractions into per cent
+    scale: float = 1.0  # multiplies the values; the factor 100 turns fractions into per cent
 
 
 PERCENT = Quantity("fixed prompts solved, %", 100)
@@ -67,7 +67,7 @@ QUANTITIES = {
 
 
 class Label(NamedTuple):
-    """The name of a line, to the right of its end."""
+    """The name of a line, written to the right of the line's end."""
 
     height: float  # where the line ends, in units of the y axis
     text: str
@@ -82,23 +82,23 @@ def picture(*paths: Path, width: float, height: float) -> Iterator[Figure]:
         yield figure
         for path in paths:
             form = path.suffix.removeprefix(".")
-            # Without a date, the same data give the same file.
+            # With a creation date, the same data would give a different PDF each time.
             metadata = {"CreationDate": None} if form == "pdf" else None
             with replace_file(path, "wb") as file:
                 figure.savefig(file, dpi=DPI, format=form, metadata=metadata)
 
 
 def percent_axis(axes: Axes) -> None:
-    """Set the y axis to success in per cent, with room for lines at 0 and 100."""
+    """Make the y axis show success in per cent. The limits leave room for lines at 0 and 100."""
     axes.set(ylabel=PERCENT.words, ylim=(-2, 102), yticks=range(0, 101, 20))
 
 
 def log_axis(axes: Axes) -> None:
     """Make the y axis logarithmic.
 
-    If the highest value of the axis is less than 20 times the lowest value, some minor ticks have
-    numbers, too. If the highest value is less than 3 times the lowest value, all minor ticks have
-    numbers."""
+    Major ticks always have numbers. If the highest value of the axis is less than 20 times the
+    lowest value, some minor ticks also have numbers. If the highest value is less than 3 times the
+    lowest value, all minor ticks have numbers."""
 
     def between(value: float, _: int) -> str:
         low, high = axes.get_ylim()
@@ -118,7 +118,7 @@ def look_of(index: int) -> dict:
 
 
 def draw_player(axes: Axes, height: float) -> None:
-    """Draw the line of a reference player, without its name (see `label_lines`)."""
+    """Draw the line of a reference player. `label_lines` writes the player's name."""
     axes.axhline(height, **PLAYER_LOOK, zorder=1)
 
 
@@ -131,9 +131,9 @@ def draw_legend(
     """Draw one legend below all panels.
 
     Args:
-        looks: maps the name of a curve to its look, see `look_of`.
+        looks: maps the name of each curve to its options of `Axes.plot`, see `look_of`.
         notes: text above the entries.
-        signs: maps the text of a further entry to its line or area. These entries come last.
+        signs: maps the text of each additional entry to its line or area. These entries come last.
     """
     entries: dict[str, Artist] = {name: Line2D([], [], **look) for name, look in looks.items()}
     entries |= signs or {}
@@ -143,7 +143,8 @@ def draw_legend(
     num_lines = max(1, math.ceil(len(entries) / most_columns))
     num_columns = max(1, math.ceil(len(entries) / num_lines))
     handles = list(entries.values())
-    names = [f" {name}" for name in entries]  # matplotlib leaves out names that begin with "_"
+    # Without the space, matplotlib would leave out names that begin with "_".
+    names = [f" {name}" for name in entries]
     legend = figure.legend(handles, names, loc="outside lower center", ncols=num_columns)
     legend.set_title(notes, {"size": 10})
     for text in (legend.get_title(), *legend.get_texts()):
@@ -151,11 +152,12 @@ def draw_legend(
 
 
 def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write each label to the right of the axes, near the height of its line, without overlaps.
+    """Write each label to the right of the axes, near its line's end. Labels do not overlap.
 
-    Call this function after the y limits are final, because they decide where labels overlap.
+    Call this function after the y limits are final, because the limits decide which labels
+    would overlap.
     """
-    axes.figure.draw_without_rendering()  # computes the layout, and so the height of the axes
+    axes.figure.draw_without_rendering()  # computes the layout, which sets the height of the axes
     labels = sorted(labels, key=lambda label: label.height)
     bottom, top = axes.get_ylim()
     box = axes.get_position()
@@ -163,7 +165,7 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
     font_size = axes.yaxis.label.get_fontsize() - 1
     gap = LABEL_GAP * font_size * (top - bottom) / points
     places = spread([label.height for label in labels], gap, highest=top)
-    transform = axes.get_yaxis_transform()  # x is a fraction of the axes, y is data
+    transform = axes.get_yaxis_transform()  # x in widths of the axes, y in the units of the data
     for label, place in zip(labels, places, strict=True):
         axes.plot(
             [1.005, LABEL_X - 0.01],

@@ -1,4 +1,4 @@
-"""Markdown tables and short commits."""
+"""Markdown tables and short commit hashes."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,6 @@ def line_of(cells: Sequence[str]) -> str:
 
 
 def short_commit(commit: str | None) -> str:
-    """Return the first seven digits of a commit, with its ending "-dirty" if present."""
+    """Return the first seven digits of a commit hash, and the ending "-dirty" if there is one."""
     text = str(commit)
     return text[:7] + text[40:]
