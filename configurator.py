@@ -512,7 +512,7 @@ def load_config(
 
 
 def default_folder(files: list[str]) -> str:
-    """Return the folder of a run that sets no out_dir. Callers add the endings _s<seed> and _sft.
+    """Return the folder of a run that sets no out_dir, before _s<seed> or _sft is added.
 
     The first file gives the name. Each later file in config/methods or config/envs adds its name.
 

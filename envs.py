@@ -555,7 +555,8 @@ def check_actions(value: Any, player: str, env: Env) -> list[str]:
 def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) -> dict[str, Any]:
     """Return the options in 'key=value,key=value' as a dict.
 
-    Each key must be in `defaults`, and each value must have the type of the key's default.
+    Raises: UserError if a key is not in `defaults`, or if a value does not have the type of the
+        key's default.
     """
     options = {}
     for key, value in split_options(text).items():

@@ -330,11 +330,11 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
     """IcePop: return True where pi / pi_engine is in [floor, cap]. Tokens with False are dropped.
 
-    The method can have an effect if pi and pi_engine differ. If pi_old is pi_engine (the default),
-    PPO's clip already stops the gradient if the ratio is high and A > 0, or if the ratio is low and
-    A < 0. The mask [0.5, 5] stops the gradient in the other two cases: a ratio below 0.5 with
-    A > 0, and a ratio above 5 with A < 0. INTELLECT-3 also masks by pi / pi_engine, but does not
-    clip. Here PPO's clip stays on. Ring-1T masks by the ratio pi_old / pi_engine.
+    The method can have an effect if pi and pi_engine differ. By default, pi_old is pi_engine. Then
+    PPO's clip already stops the gradient of a high ratio with A > 0 and of a low ratio with A < 0.
+    The mask [0.5, 5] stops the gradient in the other two cases: a ratio below 0.5 with A > 0, and a
+    ratio above 5 with A < 0. INTELLECT-3 also masks by pi / pi_engine, but does not clip. Here
+    PPO's clip stays on. Ring-1T masks by the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: Ring-1T, arXiv 2510.18855, and INTELLECT-3, 2512.16144, equation 1, both with [0.5, 5].
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])

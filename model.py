@@ -341,8 +341,8 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
 def pick_device(name: str) -> torch.device:
     """Return the device for the setting "cpu", "cuda" or "auto" (cuda if there is a GPU, else cpu).
 
-    Raises: UserError if torch finds no GPU for the setting "cuda", or if the driver is too old for
-        "cuda" or "auto".
+    Raises: UserError if the setting is "cuda" and torch finds no GPU, or if the setting is "cuda"
+        or "auto" and the driver is too old.
     """
     has_gpu = torch.cuda.is_available()
     if name != "cpu" and not has_gpu:

@@ -16,10 +16,10 @@ mini-batch or micro-batch.
     python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. Most changes of settings
-since the first start need --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run after the
-current iteration, or after grace_s seconds if that is sooner. The exit code is then 75, or 1 with
-torchrun (docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. Most settings can then
+be changed only with --take_config=True. SIGTERM, SIGUSR1 and Ctrl-C end the run after the current
+iteration, or after grace_s seconds if that is sooner. The process then exits with code 75, but
+torchrun exits with 1 (docs/faults.md).
 """
 
 from configurator import WHITENED_ESTIMATORS, Config
@@ -29,7 +29,7 @@ from support.terminal import run_main
 
 if __name__ == "__main__":
     # This first call only answers --help and checks the command line. It stands before the import
-    # of torch, which takes seconds. The call in the last line of this file trains.
+    # of torch, which takes seconds. The last line of this file starts the training.
     run_main(read_train)
 
 from collections.abc import Iterator, Sequence
@@ -71,8 +71,8 @@ from support.training_metrics import (
     mean_over_steps,
 )
 
-# Each random stream of this file has its own number in its seed, so that no two are equal. The
-# constants SEED_... of other files have other numbers.
+# The seed of each random stream of this file contains a number of its own, so no two streams are
+# equal. The constants SEED_... of other files have other numbers.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
@@ -105,7 +105,7 @@ def train(run: Run, device: torch.device) -> None:
     # Then `run.start` loads the newest checkpoint, if there is one.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
-    scores = None  # of the present policy; None if it was not evaluated
+    scores = None  # scores of the present policy, or None if it was not evaluated
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
         scores = None
@@ -135,11 +135,11 @@ def iterate(
     """Do one iteration: rollouts, filter, advantages and update.
 
     Args: history: metrics of earlier iterations, for the moving averages of `measure_collapse`.
-    Returns: metrics by name, with None for each metric that was not measured; the trajectories of
-        the groups without an error."""
+    Returns: the metrics by name (None if a metric was not measured), and the trajectories of the
+        groups without an error."""
     config = learner.config
 
-    # -- collect: num_groups groups of N trajectories or, with dynamic sampling, perhaps more
+    # -- collect: num_groups groups of N trajectories; dynamic sampling may add groups
     rollout_timer = Timer()
     sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
@@ -157,11 +157,11 @@ def iterate(
     # -- filter: by default, keep the groups whose scores (sums of rewards) vary most
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
-    rank_by = ranking_values(config, trajectories, stats)  # (P,) as the setting filter_by says
+    rank_by = ranking_values(config, trajectories, stats)  # (P,) the values that filter_by names
     # If dynamic sampling made P larger than num_groups, the filter sees num_groups of the P groups:
-    # all groups with variance and, in the places left, others. Otherwise it sees all P groups.
-    candidates = filter_candidates(config, stats)  # (1 to P,) indices of groups
-    kept_groups = select_groups(config, candidates, rank_by, stats)  # (0 to P,) indices of groups
+    # all groups with variance, filled up with other groups. Otherwise it sees all P groups.
+    candidates = filter_candidates(config, stats)  # indices of 1 to P groups
+    kept_groups = select_groups(config, candidates, rank_by, stats)  # indices of 0 to P groups
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
     note_filter(trajectories, rank_by, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)
@@ -174,8 +174,8 @@ def iterate(
     if kept:
         experience = build_experience(learner, kept, kept_fraction)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
-        # SimpleTIR: do not train on trajectories with a void turn, which executed no action.
-        if config.drop_void:  # not earlier, because the advantages need whole groups
+        # SimpleTIR: do not train on trajectories with a void turn. A void turn executed no action.
+        if config.drop_void:  # here and not earlier, because the advantages need whole groups
             to_train = methods.without_void_turns([t.has_void_turn for t in kept])
             experience = experience.of_trajectories(to_train) if to_train else None
         if experience:
@@ -229,7 +229,7 @@ def collect_groups(
 
     The members of a group start from the same instance of an environment, but their transition
     noise and sampling noise differ. If the setting `env` is a mixture ("A + 2*B"), the environment
-    of each group is drawn at random. "A @50 > B" is A in the first 50 iterations, and then B.
+    of each group is drawn at random. "A @50 > B" means A in the first 50 iterations, and then B.
 
     Args:
         rng: draws the environments.
@@ -244,7 +244,7 @@ def collect_groups(
     env_of_group = rng.choice(list(mixture.keys()), size=num_groups, p=list(mixture.values()))
     return parallel.collect_all(
         engine,
-        learner.policy,  # only to check that the engine has the policy's weights
+        learner.policy,  # used only to check that the engine has the policy's weights
         chat,
         config,
         starts,
@@ -258,13 +258,13 @@ def collect_groups(
 
 
 def stats_of_groups(trajectories: Sequence[Trajectory], group_size: int) -> GroupStats:
-    """Return the statistics of the scores in each group, (P,) each."""
+    """Return the statistics of the scores in each group, as tensors (P,)."""
     scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
     return starpo.group_stats(scores, group_size)
 
 
 def ranking_values(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
-    """Return the numbers by which the filter ranks the groups, (P,): see `filter_by`."""
+    """Return the P numbers by which the filter ranks the groups, as the setting filter_by says."""
     size = config.group_size
     token_counts = []
     logprob_sums = []
@@ -285,7 +285,7 @@ def ranking_values(config: Config, trajectories: Sequence[Trajectory], stats: Gr
 
 
 def filter_candidates(config: Config, stats: GroupStats) -> Tensor:
-    """Return the indices of the groups that the filter sees, (1 to P,) int64, ascending."""
+    """Return the indices of the groups that the filter sees: 1 to P numbers, int64, ascending."""
     if config.sampling_rounds > 1:  # dynamic sampling can sample more than num_groups groups
         return methods.candidate_groups(stats.std, config.num_groups)
     return torch.arange(len(stats.std))
@@ -294,8 +294,8 @@ def filter_candidates(config: Config, stats: GroupStats) -> Tensor:
 def select_groups(config: Config, candidates: Tensor, rank_by: Tensor, stats: GroupStats) -> Tensor:
     """Use `starpo.filter_groups` to choose the groups to train on.
 
-    Args: candidates: as from `filter_candidates`; rank_by: (P,), as from `ranking_values`.
-    Returns: the indices of the chosen groups (<= P,), ascending."""
+    Args: candidates, from `filter_candidates`; rank_by (P,), from `ranking_values`.
+    Returns: the indices of the chosen groups, ascending; at most P indices, perhaps none."""
     chosen = starpo.filter_groups(
         rank_by[candidates].double(),
         stats.std[candidates],
@@ -321,7 +321,7 @@ def skipped_update(iteration: int, num_kept: int) -> str:
     """Return the message for an iteration that has no trajectory to train on."""
     reason = "each kept trajectory has a void turn"
     if num_kept == 0:
-        # Each filter strategy keeps at least one group if any group has variance. So none has.
+        # If any group has variance, each filter strategy keeps a group. So no group has variance.
         reason = "the filter kept no group, because the scores in each group are equal"
     return f"iteration {iteration}: {reason}; update skipped"
 
@@ -331,31 +331,31 @@ def skipped_update(iteration: int, num_kept: int) -> str:
 
 @dataclass
 class Experience:
-    """The kept trajectories as inputs of the model, with the numbers that the losses need.
+    """The kept trajectories as inputs of the model, and the numbers that the losses need.
 
     A sequence is one input of the model. Without context_turns, each trajectory is a sequence. The
     setting context_turns limits the turns that the policy sees. With context_turns, each turn is a
     sequence, and the prompt of the turn repeats the visible turns. A tensor (R,) has one number for
-    each response token of the S sequences, one sequence after the other."""
+    each response token, in the order of the sequences."""
 
-    sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
-    trajectory_ids: list[int]  # S; the index of each sequence's trajectory in `kept`
+    sequences: list[Trajectory]  # S sequences; with context_turns, each has only one turn
+    trajectory_ids: list[int]  # S numbers: the index of each sequence's trajectory in `kept`
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; log pi_engine, or old_logprobs if the engine gave none
-    turn_ids: Tensor  # (R,) int64; the turn of each token; turns are numbered over all of `kept`
+    turn_ids: Tensor  # (R,) int64; the index of each token's turn among all turns of `kept`
     # (R,) int64; the segment of each token, for GSPO and sequence_mask. A segment is a trajectory
     # or a turn, as the setting `segment` says. With context_turns it is always a turn.
     segment_ids: Tensor
-    ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
-    old_values: Tensor | None = None  # (R,) reward units, before the update; only with a critic
-    returns: Tensor | None = None  # (R,) float, reward units; only with a critic
-    # (R,) factors of the tokens in the losses, see starpo.token_weights. `update` computes these
-    # factors for each mini-batch.
+    ref_logprobs: Tensor | None = None  # (R,) nats, of the frozen reference; None if kl_coef is 0
+    old_values: Tensor | None = None  # (R,) in reward units, before the update; only with a critic
+    returns: Tensor | None = None  # (R,) float, in reward units; only with a critic
+    # (R,) the weight of each token in the losses, see starpo.token_weights. `update` computes the
+    # weights for each mini-batch.
     token_weights: Tensor | None = None
 
     def select(self, indices: Sequence[int]) -> "Experience":
-        """Return the experience of the sequences `indices`."""
+        """Return the experience of the sequences at `indices`."""
         chosen = {
             "sequences": [self.sequences[i] for i in indices],
             "trajectory_ids": [self.trajectory_ids[i] for i in indices],
@@ -366,7 +366,7 @@ class Experience:
         tokens = tokens.to(self.advantages.device)
         for field in fields(Experience):
             value = getattr(self, field.name)
-            if isinstance(value, Tensor):  # not a list as above, not None
+            if isinstance(value, Tensor):  # lists are handled above, and None stays None
                 chosen[field.name] = value[tokens]
         return Experience(**chosen)
 
@@ -381,7 +381,7 @@ class Experience:
         """Return B counts: the response tokens of each trajectory, in the order of trajectory_ids.
 
         The sequences of a trajectory are neighbours in `sequences`. So the numbers of a trajectory
-        are one piece of each tensor (R,)."""
+        are contiguous in each tensor (R,)."""
         counts: dict[int, int] = {}
         for trajectory_id, sequence in zip(self.trajectory_ids, self.sequences, strict=True):
             earlier = counts.get(trajectory_id, 0)
@@ -422,8 +422,8 @@ def build_experience(
     sequences = []
     trajectory_ids = []
     for trajectory_id, trajectory in enumerate(kept):
-        # With context_turns this cuts a trajectory between its turns. The response tokens stay the
-        # same, in the same order, so a tensor (R,) fits `kept` as well as `sequences`.
+        # With context_turns, split_by_context cuts a trajectory between its turns. The response
+        # tokens and their order stay the same, so a tensor (R,) fits both `kept` and `sequences`.
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
@@ -432,13 +432,13 @@ def build_experience(
     turn_ids = torch.repeat_interleave(tokens_per_turn)  # (R,) 0, 0, 1, 1, 1 for [2, 3] tokens
     segment_ids = turn_ids
     if config.segment == "trajectory":
-        # The segments are the sequences: whole trajectories or, with context_turns, turns.
+        # Each sequence is a segment. So a segment is a trajectory or, with context_turns, a turn.
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = torch.repeat_interleave(torch.tensor(lengths, device=learner.device))  # (R,)
 
     rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
-    # forward_sequences returns a tuple: (logprobs, entropy) of a policy, (values,) of a critic. It
-    # computes no gradient. The ranks share its work, and each gets all R numbers.
+    # forward_sequences returns (logprobs, entropy) for a policy and (values,) for a critic. It
+    # computes no gradient. The ranks share the work, and each rank gets all R numbers.
     ref_logprobs = None
     if learner.ref:  # kl_coef > 0
         ref_logprobs, _entropy = parallel.forward_sequences(
@@ -513,12 +513,12 @@ def token_rewards(
     )  # (K,)
     if config.reward_norm != "none":
         names = [trajectory.env for trajectory in kept]
-        # Each tensor has a number for every trajectory, (B,). Trajectories with the same number
-        # share a mean and a standard deviation.
+        # Each tensor in `peers` has a number for each trajectory, (B,). Trajectories with the same
+        # number share a mean and a standard deviation.
         peers = {
             "group": layout.group_ids,
             "batch": torch.zeros_like(layout.group_ids),
-            # the index of the first trajectory in the same environment
+            # the number is the index of the first trajectory in the same environment
             "env": torch.tensor([names.index(name) for name in names]),
         }
         rewards = starpo.normalize_rewards(
@@ -526,7 +526,7 @@ def token_rewards(
         )  # (K,)
     tokens_per_turn = torch.tensor(layout.tokens_per_turn)  # (K,)
     per_token = torch.zeros(int(tokens_per_turn.sum()), dtype=torch.float64)  # (R,)
-    per_token[tokens_per_turn.cumsum(0) - 1] = rewards  # each turn has a response token
+    per_token[tokens_per_turn.cumsum(0) - 1] = rewards  # each turn has at least one response token
     if learner.ref and config.kl_in == "reward":
         kl = starpo.kl_penalty(old_logprobs, ref_logprobs, config.kl_estimator)  # (R,)
         per_token -= config.kl_coef * kl.cpu()
@@ -545,8 +545,9 @@ def estimate_advantages(
     An estimator that you add may keep state in `learner.estimator_state`, which checkpoints save
     (examples/running_mean.patch). All ranks get the same arguments, so their states are equal.
 
-    Args: rewards: (R,) of the response tokens of `kept`; values: (R,), or None without a critic.
-    Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
+    Args: rewards (R,) of the response tokens of `kept`; values (R,), or None without a critic.
+    Returns: advantages (R,) and returns (R,). The returns are the critic's targets, and None
+        without a critic."""
     config = learner.config
     estimator = config.estimator
     counts = (layout.tokens_per_turn, layout.turns_per_trajectory)  # K and B numbers
@@ -582,15 +583,15 @@ def estimate_advantages(
 def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Returns: metrics by name: those of `mean_over_steps`, the learning rates and, with a critic,
+    Returns: a dict with the metrics of `mean_over_steps`, the learning rates and, with a critic,
         explained_variance. logprob_diff_* are None if the engine gives no log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    # List each trajectory once: with context_turns, a trajectory has a sequence for each turn. The
-    # ids may have gaps, because drop_void leaves trajectories out.
+    # List each id once. With context_turns, all sequences of a trajectory have the same id. The ids
+    # may have gaps, because drop_void leaves trajectories out.
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
-    steps = []  # metrics of each step
+    steps = []  # metrics of each optimizer step
     tokens_per_step = []
     for indices in mini_batches(config, learner.step, len(trajectory_ids)):
         mini_batch = experience.of_trajectories([trajectory_ids[i] for i in indices])
@@ -633,9 +634,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
 
     A micro-batch divides its losses and metrics by the number of response tokens in the whole
     mini-batch. Only ECHO's loss, a cross-entropy on observation tokens, is divided by the number of
-    observation tokens in the whole mini-batch. Both divisors are numbers of the whole mini-batch.
-    So the losses and metrics of all micro-batches add up to those of the mini-batch, and the split
-    does not change the gradients.
+    observation tokens in the whole mini-batch. So the losses and metrics of all micro-batches add
+    up to those of the mini-batch, and the split does not change the gradients.
 
     Returns: the metrics of `policy_loss` and `critic_loss`, summed over the micro-batches of all
         ranks. logprob_diff_max is not summed: it is the maximum over these micro-batches."""
@@ -647,8 +647,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     micro_batches = parallel.local_micro_batches(mini_batch.sequences, config.micro_batch_tokens)
     sums: dict[str, Tensor] = {}
     largest_diff = torch.zeros((), device=learner.device)
-    # All ranks need equally many micro-batches. Surplus micro-batches, with is_real = 0.0, fill up
-    # the ranks that have fewer.
+    # All ranks need the same number of micro-batches. So a rank with fewer micro-batches than
+    # another rank gets surplus micro-batches, whose is_real is 0.0.
     for number, (indices, is_real) in enumerate(micro_batches):
         # Gradient sync reduces the gradients over the ranks and frees the unsharded gradients. With
         # several ranks it costs traffic, so it is on only in the last micro-batch. With one rank it
@@ -668,7 +668,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
         )
         (loss * scale).backward()
         if learner.critic:
-            # after the policy's backward, so that activations of only one model are in memory
+            # The critic runs after the policy's backward, so that only one model's activations
+            # are in memory.
             loss, value_metrics = critic_loss(learner, packed, micro_batch, num_tokens)
             (loss * scale).backward()
             metrics.update(value_metrics)
@@ -693,16 +694,17 @@ def policy_loss(
 
     Args:
         packed: the tokens of the micro-batch.
-        num_tokens: response tokens of the whole mini-batch, by which losses and metrics are
-            divided.
-        num_observation_tokens: observation tokens of the mini-batch, by which ECHO's cross-entropy
-            is divided.
-    Returns: loss and metrics of this micro-batch. Summed over all micro-batches, they are loss and
-        metrics of the mini-batch. But logprob_diff_max is the maximum in this micro-batch.
+        num_tokens: the number of response tokens in the whole mini-batch. Losses and metrics are
+            divided by num_tokens.
+        num_observation_tokens: the number of observation tokens in the whole mini-batch. ECHO's
+            cross-entropy is divided by num_observation_tokens.
+    Returns: loss and metrics of this micro-batch. The sums of these numbers over all micro-batches
+        are loss and metrics of the mini-batch. But logprob_diff_max is not summed: it is the
+        maximum in this micro-batch.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
-    # R response tokens, then O tokens of observations; O is 0 without ECHO
+    # The R response tokens come first, then O observation tokens. O is 0 without ECHO.
     all_logprobs, all_entropy = learner.policy(packed, config.temperature)  # (R + O,) each
     logprobs = all_logprobs[: len(token_weights)]  # (R,)
     entropy = all_entropy[: len(token_weights)]  # (R,)
@@ -737,11 +739,11 @@ def clipped_loss(
     advantages = micro_batch.advantages  # (R,)
     segment_ids = micro_batch.segment_ids  # (R,)
     clip_low, clip_high = config.clip_low, config.clip_high
-    if config.sequence_ratio:  # GSPO: a ratio for each segment, no importance weights of tokens
+    if config.sequence_ratio:  # GSPO: one ratio for each segment, and no importance weights
         segment_log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
         weights = torch.ones_like(old_logprobs)  # (R,)
     else:
-        segment_log_ratio = None  # so each token has its own ratio, from logprobs - old_logprobs
+        segment_log_ratio = None  # each token has its own ratio, exp(logprobs - old_logprobs)
         # PPO's ratio is pi / pi_old, but pi_engine sampled the tokens. The weight pi_old /
         # pi_engine corrects the ratio: weight * ratio is pi / pi_engine. By default pi_old is
         # pi_engine, and the weight is 1. If pi / pi_engine exceeds importance_cap, the weight is
@@ -781,8 +783,8 @@ def critic_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the clipped value loss times value_coef.
 
-    Returns: loss and metrics of this micro-batch. Summed over all micro-batches, they are loss and
-        metrics of the mini-batch."""
+    Returns: loss and metrics of this micro-batch. The sums of these numbers over all micro-batches
+        are loss and metrics of the mini-batch."""
     config = learner.config
     values = learner.critic(packed)  # (R,) even with ECHO's observations in the batch
     if config.estimator == "turn_ppo":
@@ -804,8 +806,8 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
 
     If a gradient norm or a metric is not finite, the step is skipped.
 
-    Returns: the gradient norms before clipping, by name of the metric.
-    Raises: UserError after max_bad_steps skipped steps in a row. Steps that only lower the loss
+    Returns: the gradient norms before clipping, as grad_norm and, with a critic, grad_norm_critic.
+    Raises: UserError after max_bad_steps skipped steps in a row. Skipped steps that lower the loss
         scale of float16 do not count."""
     norms = learner.clip_gradients()
     metrics_are_finite = all(torch.isfinite(value).all() for value in metrics.values())
@@ -814,9 +816,8 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     if finite:
         learner.bad_steps = 0
     else:
-        # If the metrics are finite, the step is skipped because of the gradient. In float16 the
-        # gradient has then overflowed, and a loss scale above 1 is halved. Any other skipped step
-        # counts as a bad step.
+        # If the metrics are finite, the gradient is not finite. In float16 the gradient has then
+        # overflowed, and a loss scale above 1 is halved. Any other skipped step counts as bad.
         learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:

@@ -68,8 +68,8 @@ class _PrefixCopy(NamedTuple):
 class TorchEngine:
     """Continuous batching in plain PyTorch, with a KV cache that has one row for each trajectory.
 
-    A trajectory keeps its cache row from the start of its first response until `release`, so each
-    turn computes only the turn's new tokens. One step is one forward over all rows in use:
+    A trajectory has a row of the cache from the start of its first response until `release`, so
+    each turn computes only the turn's new tokens. One step is one forward over all rows in use:
 
         row 0   prompt response prompt respo_          decodes its next token
         row 1   prompt response                        waits for its environment

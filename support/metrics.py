@@ -180,7 +180,7 @@ METRICS = [
         "pg_loss",
         "update",
         "advantage",
-        "PPO loss, without entropy bonus, KL penalty and ECHO's cross-entropy.",
+        "Policy loss without entropy bonus, KL penalty and ECHO's cross-entropy.",
     ),
     Metric(
         "clipfrac",

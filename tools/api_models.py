@@ -3,9 +3,10 @@
     python -m tools.api_models config/frozenlake_ppo.py --api_base=URL --api_model=NAME,OTHER
 
 URL is the address of the server, such as http://localhost:8000/v1. The environment variable
-OPENAI_API_KEY holds the server's key. Folders of runs, --player, --samples, --against, --json and
---jsonl work as in eval.py. max_context_tokens has no effect on the models behind the server,
-because the server limits their context. Up to `max_running` games are played at once, in threads.
+OPENAI_API_KEY holds the server's key. The command also takes folders of runs, and the options
+--player, --samples, --against, --json and --jsonl of eval.py. max_context_tokens has no effect on
+the models behind the server, because the server limits their context. Up to `max_running` games are
+played at once, in threads.
 """
 
 from configurator import Config, UserError
@@ -68,10 +69,10 @@ def api_rows(job: Job) -> Iterator[Row]:
 
 
 def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) -> list[Trajectory]:
-    """Play the fixed prompts with the model that the server calls `name`.
+    """Play the fixed prompts with the server's model `name`.
 
     A trajectory that ends in an error counts as a failure.
-    Raises: UserError if every trajectory ends in an error, or the server refuses the key."""
+    Raises: UserError if every trajectory ends in an error, or if the server refuses the key."""
     player = APIPlayer(url, name)
 
     def play_one(start: tuple[int, int]) -> Trajectory:
@@ -97,7 +98,7 @@ def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) ->
 
 
 class APIPlayer:
-    """A player for `rollout.play`: a model behind a server answers the messages of a game."""
+    """A player for `rollout.play` whose replies come from a model behind a server."""
 
     def __init__(self, url: str, name: str):
         self.url = url
@@ -126,7 +127,7 @@ class APIPlayer:
 
 
 def messages_of(rollout: Rollout) -> list[dict[str, str]]:
-    """Return the dialogue so far, without turns that the setting context_turns hides."""
+    """Return the dialogue so far, without the turns that `context_turns` hides."""
     trajectory = rollout.trajectory
     messages = [{"role": "system", "content": trajectory.system}]
     for turn in visible_turns(trajectory.turns, rollout.config.context_turns):

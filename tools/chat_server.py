@@ -19,7 +19,7 @@ from tools.web import exchange
 from utils.text import printable
 
 ATTEMPTS = 5
-PAUSE_S = 1.0  # the pauses before attempts 2 to 5 are 1, 3, 7 and 15 times PAUSE_S
+PAUSE_S = 1.0  # pause after the first attempt; the next pauses are 3, 7 and 15 times as long
 TIMEOUT_S = 120.0  # of one attempt
 PROBE_S = 5.0  # time limit of the request for the list of models
 
@@ -57,8 +57,8 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
     """Request a chat completion from an OpenAI-compatible server.
 
     After a temporary error, the function calls `on_fault` and repeats the request, up to ATTEMPTS
-    requests in all. Temporary errors are a missing connection, timeouts, the HTTP statuses 5xx,
-    408 and 429, and malformed replies. If no request succeeds, `Reply.error` says why.
+    requests in all. Temporary errors are a missing connection, a timeout, a malformed
+    reply, and the HTTP statuses 408, 429 and 5xx. If no request succeeds, `Reply.error` says why.
 
     The server sends a text and a number of tokens, but not the tokens. So `Reply.response_ids` is
     the list [text, "", ...], whose length is the number of tokens (at least one).
@@ -98,7 +98,7 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
 
 
 def request_headers() -> dict[str, str]:
-    """The headers of a request, with the API key.
+    """Return the headers of a request, including the API key.
 
     Raises: UserError if a header cannot hold the key."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # local servers need no key
@@ -122,7 +122,7 @@ def describe_answer(status: int, answer: bytes) -> str:
 
 
 def read_reply(answer: bytes, max_tokens: int) -> Reply:
-    """Return the reply that the body of a server's answer holds.
+    """Read the body of a server's answer, and return it as a reply.
 
     Raises: LookupError, TypeError, ValueError or RecursionError if the body is no chat completion,
         or if the completion has more than `max_tokens` tokens."""

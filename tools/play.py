@@ -4,8 +4,8 @@
     python -m tools.play sokoban --seed=3 --expert       # watch the optimal player, or --random
     python -m tools.play config/quest_ppo.py --max_turns=9      # with the settings of a run
 
-Type actions, such as: Down || Right. After an unknown action you are asked again. A line with "<"
-is sent unchanged, as a whole reply with tags.
+Type actions, such as: Down || Right. After an unknown action you are asked again. A line
+that contains "<" counts as a whole reply with tags and is sent unchanged.
 """
 
 from configurator import Config, UserError, load_config
@@ -57,8 +57,8 @@ def main(argv: list[str]) -> None:
 def parse_command(argv: list[str]) -> tuple[Config, str, dict[str, str]]:
     """Read the command line.
 
-    Returns: the settings; the player for `reference_actions`, or "" for a human; the source of each
-        setting, such as "command line".
+    Returns: the settings, the player, and the source of each setting. The player is a name for
+        `reference_actions`, or "" for a human. A source is, for example, "command line".
     Raises: UserError for an argument that is not legal."""
     players = [PLAYERS[arg] for arg in argv if arg in PLAYERS]
     envs = [arg for arg in argv if not arg.startswith("-") and not arg.endswith(".py")]
@@ -87,7 +87,7 @@ def show(text: str) -> None:
 
 
 def ask_human(rollout: Rollout) -> Reply | None:
-    """Read a reply from the terminal; None at the end of the input."""
+    """Read a reply from the terminal. Return None at the end of the input."""
     config = rollout.config
     env = rollout.episode.env
     show(f"\n{rollout.user}")
@@ -109,11 +109,11 @@ def ask_human(rollout: Rollout) -> Reply | None:
 
 
 def find_mistake(env: Env, actions: list[str]) -> str:
-    """Return a message with the first illegal action and, if known, legal actions.
+    """Return a message that names the first illegal action and, if known, legal actions.
 
     Returns: "" if the checked actions are legal."""
-    # If `env.actions` is empty, the state decides what is legal. The first typed action may change
-    # the state, so without `env.actions` only the first action is checked.
+    # If `env.actions` is empty, the state decides what is legal. Then only the first typed action
+    # is checked, because this action may change the state.
     checked = actions if env.actions else actions[:1]
     illegal = [action for action in checked if not env.is_legal(action)]
     if not illegal:
@@ -127,7 +127,7 @@ def find_mistake(env: Env, actions: list[str]) -> str:
 
 
 def printed_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
-    """Print and return a reference player's reply, with true sentences as its thought."""
+    """Print and return a reference player's reply. The thought consists of true sentences."""
 
     def write_reply() -> str:
         actions = reference_actions(rollout.episode, player, rng)

@@ -6,7 +6,7 @@ Each file on the left holds the checksums of the files on the right:
     checkpoint-STEP/logs.json        the logs of the run, up to the iteration of the checkpoint
     best/checksums.json              the files of the best policy
     policy/checksums.json            the files of the last policy
-    model/checksums.json             the files of a model of tools.sft
+    model/checksums.json             the files of a model that tools.sft wrote
 
 Checksums do not protect against somebody who changes a file and its checksum.
 """
@@ -23,7 +23,7 @@ from utils.files import read_json
 # newest undamaged checkpoint. So the lines up to this checkpoint never change.
 LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see utils/json_shapes.py
-OF_MODEL = "checksums.json"  # file with the checksums of a model, in its folder
+OF_MODEL = "checksums.json"  # name of the checksum file in a model's folder
 BLOCK = 4 * 2**20  # bytes per read
 
 
@@ -48,7 +48,7 @@ def _add(digest, file, num_bytes: int | None) -> None:
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """Relative path -> path of each plain file in a folder and its subfolders."""
+    """The plain files in a folder and its subfolders. Each key is a path relative to `folder`."""
     return {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
 
 
@@ -72,7 +72,7 @@ def wrong_files(folder: Path, expected: dict[str, str]) -> list[str]:
 
 
 def find_corruption(folder: Path) -> str:
-    """How the files of a checkpoint differ from its manifest; "" for no difference."""
+    """How the files of a checkpoint differ from its manifest; "" if there is no difference."""
     try:
         manifest = read_json(folder / "manifest.json", {str: str})
         differing = sorted(manifest.keys() ^ (files_in(folder).keys() - {"manifest.json"}))
@@ -115,7 +115,7 @@ class LogChecksums:
             self.digests[name] = hashlib.sha256()
 
     def sizes(self) -> dict[str, int]:
-        """Name -> present size in bytes of each existing log."""
+        """Map the name of each existing log to its present size in bytes."""
         sizes = {}
         for name in LOGS:
             path = self.out_dir / name
@@ -124,11 +124,13 @@ class LogChecksums:
         return sizes
 
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
-        """The checksum of the beginning of each log, as the content of logs.json. Raises: OSError.
+        """The content of logs.json: size and checksum of the beginning of each log.
 
-        Args: sizes: name of a log -> length of its beginning in bytes. A later call must not give
-            a smaller length for the same log, because `self.digests` keeps the digest of the bytes
-            read so far, and no byte can be taken out of a digest.
+        Args:
+            sizes: maps the name of a log to the length of its beginning in bytes. The length for a
+                log must not shrink from call to call. `self.digests` already covers the bytes read
+                so far, and no byte can be taken out of a digest.
+        Raises: OSError.
         """
         record = {}
         for name, size in sizes.items():
@@ -145,7 +147,7 @@ def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
 
     A checksum covers the lines of a log up to the iteration of the checkpoint.
 
-    Returns: the names; [] if the checkpoint has no logs.json, which older versions did not write.
+    Returns: [] if the checkpoint has no logs.json. Older versions did not write this file.
     Raises: UserError if a file cannot be read, or logs.json names a file that is not in LOGS."""
     path = checkpoint / "logs.json"
     if not path.is_file():

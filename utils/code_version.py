@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "code.diff"
 MAX_CHARACTERS = 1_000_000
-# left out of the diff: results and pages, on which no run depends
+# The diff leaves out results and pages, because no run depends on them.
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
 # These options override git settings of the user that would change the format of the diff.
 DIFF = (
@@ -47,11 +47,11 @@ def git_commit() -> str | None:
 
 
 def code_diff() -> str:
-    """How the code differs from its commit, as one text for `git apply`; "" if equal or git fails.
+    """How the code differs from its commit, as one text for `git apply`.
 
-    The text covers tracked files except results and pages (RESULTS). It also covers imported Python
-    files that are not tracked, if git does not ignore them. A text of more than MAX_CHARACTERS is
-    cut, and its last line says so.
+    The text is "" if there is no difference or git fails. It covers tracked files except results
+    and pages (RESULTS). It also covers imported Python files that git neither tracks nor ignores.
+    A text of more than MAX_CHARACTERS is cut, and its last line says so.
     """
     parts = [_git(*DIFF, "HEAD", "--", ":/", *RESULTS) or ""]
     for path in _imported_untracked():
@@ -70,7 +70,7 @@ def is_cut(diff: str) -> bool:
 
 
 def changes_in(diff: str) -> dict[str, Change]:
-    """The changed files of a diff: name -> Change.
+    """Map the name of each changed file in a diff to its Change.
 
     >>> diff = "diff --git a/x.py b/x.py\\n--- a/x.py\\n+++ b/x.py\\n@@ -1 +1,2 @@\\n x\\n+y\\n"
     >>> changes_in(diff)["x.py"][:2]
@@ -92,8 +92,8 @@ def _imported_untracked() -> list[str]:
     """Imported Python files below ROOT that git neither tracks nor ignores, as relative paths."""
     listed = _git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py") or ""
     paths = [path for path in listed.split("\0") if path]
-    # Usually `paths` is empty. An early return then saves a second, because the code below resolves
-    # the paths of all modules.
+    # The loop below takes a second, because it resolves the paths of all modules. Usually `paths`
+    # is empty, and the loop is not needed.
     if not paths:
         return []
     imported = set()

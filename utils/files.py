@@ -1,4 +1,4 @@
-"""Reads text, JSON and JSON lines, and writes files so that a crash leaves no incomplete file."""
+"""Reads text, JSON and JSON-lines files. Replaces files so that a crash damages none of them."""
 
 from configurator import UserError
 
@@ -20,7 +20,7 @@ PARTIAL = ".partial"  # ending of the name of an incomplete file
 
 
 # ---------- writing files
-# Others may be able to write into the folder. So no file is written through a link.
+# Other users may be able to put links into a folder. So no file is written through a link.
 
 
 @contextmanager
@@ -49,8 +49,8 @@ def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 def _create_partial(path: Path) -> tuple[Path, int]:
     """Create an empty file beside `path`, under a name that nobody can guess."""
-    # The name of a file has at most 255 bytes. 50 characters have at most 200 bytes, and the rest
-    # of the name has 25 bytes.
+    # The name of a file has at most 255 bytes. The 50 characters of `start` take at most 200 bytes,
+    # and the rest of the name takes 25 bytes.
     start = path.name[:50]
     partial = path.with_name(f"{start}.{secrets.token_hex(8)}{PARTIAL}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -58,23 +58,23 @@ def _create_partial(path: Path) -> tuple[Path, int]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the files that `replace_file` left at a crash."""
+    """Remove the incomplete files of `replace_file` that a crash left in a folder."""
     for path in folder.glob(f"*{PARTIAL}"):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
 
 
 def append_to(path: Path) -> IO[str]:
-    """Open a text file to append to it, and to read it.
+    """Open a text file for appending and reading.
 
     Raises: UserError if `path` is a link, or not a regular file. OSError if it cannot be opened.
     """
-    # O_NONBLOCK, because the opening of a device may block.
+    # Without O_NONBLOCK, opening a device may block.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # the error of O_NOFOLLOW for a link
+        if error.errno == errno.ELOOP:  # O_NOFOLLOW gives this error for a link
             raise _not_plain(path) from error
         raise
     status = os.fstat(descriptor)
@@ -87,7 +87,7 @@ def append_to(path: Path) -> IO[str]:
 def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before its content is computed.
 
-    For a file in out/ or in COMPARISONS, the function makes this folder if it is missing.
+    A missing parent folder is created if it is out/ or COMPARISONS.
     Raises: UserError if the file cannot be written.
     """
     path = Path(path)
@@ -177,9 +177,11 @@ def read_json(path: Path, shape: Any) -> Any:
 def read_rows(path: Path, last_step: float = math.inf, shape: dict | None = None) -> list[dict]:
     """The rows of a JSON-lines file up to iteration `last_step`; [] if there is no file.
 
-    A last line without a line break is left out: a crash has cut it off.
-    Args: shape: the shape of each row, see utils/json_shapes.py.
-    Raises: UserError for a line that is no JSON object or has another shape.
+    A last line without a line break is left out, because a crash has cut it off.
+
+    Args:
+        shape: the shape of each row, see utils/json_shapes.py.
+    Raises: UserError if a line is not a JSON object or does not have this shape.
     """
     if not path.is_file():
         return []

@@ -8,7 +8,8 @@ A shape is one of:
     float          a decimal number from -LARGEST_FLOAT to LARGEST_FLOAT,
                    or a whole number between -LARGEST and LARGEST
     [shape]        a list of any length
-    {key: shape}   a dict with at least these keys; the key `str` stands for every key
+    {key: shape}   a dict with at least these keys
+    {str: shape}   a dict with any keys, where every value has this shape
     (shape, None)  that shape or null
     (shape, ...)   that shape, or the key is missing
 """
@@ -24,7 +25,7 @@ WORDS = {
     float: "a finite number, not above 1e300",
 }
 LARGEST = 2**63
-LARGEST_FLOAT = 1e300  # this number times a factor up to 1e8 does not overflow
+LARGEST_FLOAT = 1e300  # even 1e8 times this number is a finite float
 
 
 def check_shape(value: Any, shape: Any, source: str) -> None:
@@ -35,9 +36,9 @@ def check_shape(value: Any, shape: Any, source: str) -> None:
 
 
 def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
-    """Return a text that says where a value first differs from a shape; "" if nowhere.
+    """Return a text that names the first wrong part of a value, or "" if the value has the shape.
 
-    Args: place: what the returned text calls the value, such as "seed[1]".
+    Args: place: the name of the value in the returned text, such as "seed[1]".
 
     >>> find_mismatch({"seed": [3, "x"]}, {"seed": [int]})
     "seed[1] must be a whole number, 0 or more, got 'x'"
@@ -62,11 +63,11 @@ def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
 
 
 def _parts_of_dict(value: dict, shape: dict, prefix: str) -> list[tuple]:
-    """Return (place, item, shape of the item) for each key of `shape`.
+    """Return a tuple (place, item, shape of the item) for each key of `shape`.
 
-    The key `str` means each key of `value`. The place is the item's path as text. If `value` lacks
-    a key, the item is Python's constant `...` (Ellipsis). This constant matches only shapes of the
-    form (shape, ...)."""
+    The key `str` stands for every key of `value`. The place is the path of the item, such as
+    "config.seed". If `value` lacks a key, the item is Python's constant `...` (Ellipsis). This
+    constant matches only shapes of the form (shape, ...)."""
     parts = []
     for key, item_shape in shape.items():
         if key is str:

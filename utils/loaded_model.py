@@ -1,4 +1,4 @@
-"""Checks a model while transformers loads it: its weights, its tokenizer and its config.json.
+"""Checks the weights, tokenizer and config.json of a model while transformers loads it.
 
 utils/model_folder.py makes the checks that need only the files.
 """
@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 
 def check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
-    """Compare the shapes of the weights in the files with those that config.json describes.
+    """Check that the weights in the files have the names and shapes that config.json asks for.
 
-    Raises: UserError if a weight is missing, unknown, or has another shape.
+    Raises: UserError if a weight is missing, is unknown, or has a wrong shape.
     """
     with torch.device("meta"):  # tensors on meta have shapes but take no memory
         expected = AutoModelForCausalLM.from_config(config).state_dict()
@@ -33,19 +33,19 @@ def check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that a tokenizer encodes and decodes a sample text unchanged. Raises: UserError."""
+    """Check that a tokenizer decodes an encoded sample text to the same text. Raises: UserError."""
     text = "assistant\nUp || 1"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     if decoded != text:
         raise UserError(
-            f"model={folder!r}: its tokenizer encodes and decodes {text!r} as {decoded[:80]!r}"
+            f"model={folder!r}: its tokenizer encodes {text!r} and decodes it as {decoded[:80]!r}"
         )
 
 
 def check_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
     """Check that weights are finite, that each token has an embedding, and that the head is tied if
-    config.json says so. Raises: UserError."""
+    config.json sets tie_word_embeddings. Raises: UserError."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not torch.isfinite(tensor).all():
             raise UserError(f"model={folder!r} has NaN or infinite numbers in {name}")

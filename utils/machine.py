@@ -8,7 +8,8 @@ import resource
 from pathlib import Path
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-# CUDA major version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
+# Maps a CUDA major version to the oldest driver that supports the version.
+# Source: NVIDIA's table of minor version compatibility.
 MIN_DRIVERS = {"12": 525, "13": 580}
 MEMORY_FILE = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
@@ -21,7 +22,7 @@ VLLM_HINT = (
 def check_driver(cuda_version: str | None) -> None:
     """Check that the NVIDIA driver of this machine is new enough for torch.
 
-    With an older driver torch sees no GPU, and a run with device=auto would start on the CPU.
+    If the driver is too old, torch sees no GPU. A run with device=auto would then use the CPU.
 
     Args: cuda_version: the CUDA version of torch, such as "13.0"; None if torch is for CPUs only.
     Raises: UserError.
@@ -40,7 +41,7 @@ def check_driver(cuda_version: str | None) -> None:
 def free_cpu_memory() -> int:
     """Estimate how many bytes of CPU memory this process can still take without swapping.
 
-    The result is the smallest of three limits: free memory of the machine (on macOS: all memory),
+    The result is the smallest of three limits: free memory of the machine (all memory on macOS),
     free memory of the container (cgroup v2), and `ulimit -v`.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]

@@ -2,8 +2,8 @@
 
 The checks import neither torch nor transformers, and run no code from the model's folder.
 
-All supported models are decoders with rotary positions, causal attention over the whole context,
-and the module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`, `lm_head`.
+All supported models are decoders with rotary positions and causal attention over the whole context.
+They use Llama's module names: `model.embed_tokens`, `model.layers`, `model.norm` and `lm_head`.
 Hugging Face's code handles the parts that differ between models, such as biases and tied heads.
 """
 
@@ -23,7 +23,7 @@ from utils.checksums import find_damage
 
 BASE = Path(__file__).resolve().parent.parent / "base"  # folder of model="tiny"
 
-# model_type in config.json -> the models that have it
+# Maps a model_type in config.json to the models of this type.
 FAMILIES = {
     "qwen2": "Qwen2.5",
     "qwen3": "dense Qwen3",
@@ -50,7 +50,7 @@ SIZES = (  # keys of config.json that must be whole numbers, 1 or more
 
 
 def find_model(name: str) -> str:
-    """The folder of a local model, or the unchanged name of a model on the hub.
+    """Return the folder of a local model, or the unchanged name of a model on the hub.
 
     Args: name: "tiny", a folder, or a name on the hub.
     Raises: UserError if a folder does not exist, or holds no model of a supported type.
@@ -80,7 +80,7 @@ def _looks_like_folder(name: str) -> bool:
 def download(name: str) -> str:
     """Download a model from the Hugging Face hub. Returns: its folder in the local cache.
 
-    transformers does not make the download, because transformers would retry long and silently.
+    The download does not go through transformers, which would retry silently for a long time.
     This function does not retry its first request to the hub.
 
     Raises: UserError if the model is not in the cache and cannot be downloaded.
@@ -108,7 +108,7 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
     """Check that a folder holds the settings, weights and tokenizer of a supported model.
 
     Returns: the shape of each weight in the files.
-    Raises: UserError with the first problem.
+    Raises: UserError that describes the first problem.
     """
     given = f"model={str(folder)!r}"
     for path in sorted(folder.iterdir()):
@@ -119,23 +119,25 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
     damage = find_damage(folder)
     if damage:
         raise UserError(
-            f"{given} is damaged ({damage}); restore it, or remove its checksums.json if you "
-            "changed it yourself"
+            f"{given} is damaged ({damage}); restore the folder, or remove its "
+            "checksums.json if you changed the model yourself"
         )
     described = read_description(folder)
-    # If a folder holds an adapter, transformers would apply the adapter to the weights of the
-    # folder, without a message.
+    # transformers would silently apply an adapter in the folder to the weights of the folder.
     if (folder / "adapter_config.json").exists():
-        raise UserError(f"{given} holds an adapter; merge it into its model, and give the result")
+        raise UserError(
+            f"{given} holds an adapter; merge the adapter into its model, and give the merged model"
+        )
     _check_numbers(described, given)
-    # Without a vocabulary, transformers makes an empty tokenizer without an error.
+    # If the vocabulary is missing, transformers makes an empty tokenizer and raises no error.
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise UserError(f"{given} has no tokenizer.json")
     shapes = {}
     for path in _weight_files(folder, given):
         shapes |= _read_shapes(path, given)
     num_layers = described["num_hidden_layers"]
-    if num_layers > len(shapes):  # building a billion layers would take days
+    # If config.json claims a billion layers, building the model would take days.
+    if num_layers > len(shapes):
         raise UserError(
             f"{given} has {len(shapes)} weights, too few for the {num_layers} layers of its "
             "config.json"
@@ -154,7 +156,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def check_model_type(name: str, model_type: str) -> None:
-    """Check that the type of a model is supported. Raises: UserError with the supported types."""
+    """Check that the type of a model is supported. Raises: UserError that lists supported types."""
     if model_type not in FAMILIES:
         supported = ", ".join(f"{kind} ({models})" for kind, models in FAMILIES.items())
         raise UserError(
@@ -167,7 +169,7 @@ def check_architecture(name: str, config) -> None:
     """Check that packing.py, the torch engine and vLLM support the settings of a model.
 
     Args: config: Hugging Face's configuration object of the model.
-    Raises: UserError with the setting that is not supported.
+    Raises: UserError that names the unsupported setting.
     """
     check_model_type(name, config.model_type)
     other_layers = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
@@ -208,12 +210,12 @@ def _read_object(path: Path, given: str) -> dict[str, Any]:
 def _check_numbers(described: dict[str, Any], given: str) -> None:
     sizes = {key: described.get(key) for key in SIZES}
     for key in ("num_key_value_heads", "head_dim"):
-        if described.get(key) is not None:  # both have defaults in transformers
+        if described.get(key) is not None:  # if missing, transformers uses a default
             sizes[key] = described[key]
     for key, value in sizes.items():
         if type(value) is not int or value < 1:
             raise UserError(
-                f"{given}: {key} in config.json must be a whole number from 1, got {value!r}"
+                f"{given}: {key} in config.json must be a whole number over 0, got {value!r}"
             )
     num_heads = sizes["num_attention_heads"]
     num_key_heads = sizes.get("num_key_value_heads", num_heads)
@@ -267,6 +269,6 @@ def _read_shapes(path: Path, given: str) -> dict[str, list[int]]:
 
 
 def summary(error: BaseException) -> str:
-    """The type of an error, and the first three lines of its message, at most 300 characters."""
+    """Return an error's type and at most 300 characters of the first three lines of its message."""
     lines = str(error).split("\n")[:3]
     return f"{type(error).__name__}: {' '.join(lines)[:300]}"

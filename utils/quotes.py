@@ -1,9 +1,9 @@
-"""Reads quotes in settings such as `env`: between quotes, separators are plain text.
+"""Handles quotes in settings such as `env`. Separators inside quotes are plain text.
 
-    --env="'/tmp/my games/doors.py:Doors' + bandit"      a path with a space, in a mixture
-    --env="own_data:file='a,b.jsonl',task=find"          a path with a comma, as an option
+    --env="'/tmp/my games/doors.py:Doors' + bandit"      a path with a space, as a part of a mixture
+    --env="own_data:file='a,b.jsonl',task=find"          a path with a comma, as an option's value
 
-A quoted part opens at the beginning of a name or a value. Other quotes are plain characters.
+A quoted part can only begin where a name or a value begins. Other quotes are plain characters.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Makes text safe to print: text of models, servers and environments, and their errors."""
+"""Makes the text and the errors of models, servers and environments safe to print."""
 
 from configurator import UserError
 
@@ -14,8 +14,8 @@ def printable(text: str, limit: int = 500, keep: str = "") -> str:
     as \x1b.
 
     Args:
-        limit: the largest number of characters, counted with the escapes. A longer text is cut, and
-            a note after the cut gives the length of the original text.
+        limit: the largest length of the escaped text, in characters. A longer text is cut, and a
+            note after the cut gives the length of the original text.
         keep: characters to print as they are, such as a line break.
     >>> printable("red \x1b[31m", limit=8)
     'red \\x1b... (cut, 9 characters)'
@@ -34,7 +34,7 @@ def printable(text: str, limit: int = 500, keep: str = "") -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an error of a user's code in one line that is safe to print: type and message.
+    """Describe an error of a user's code by type and message, in one line that is safe to print.
 
     A UserError is described by its message alone.
     >>> describe_error(KeyError("size"))

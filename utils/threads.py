@@ -44,7 +44,7 @@ def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
     """Call functions one after the other, or in threads if `at_once`.
 
     Returns: the results, in the order of `calls`.
-    Raises: the error of the failed call that comes first in `calls`."""
+    Raises: the error of the first failed call, in the order of `calls`."""
     if not at_once:
         return [call() for call in calls]
     return list(map_in_threads(lambda call: call(), calls, MAX_THREADS))
@@ -53,7 +53,7 @@ def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
 def start_thread(call: Callable[[], Any], results: SimpleQueue, key: Any = None) -> None:
     """Call a function in a new thread, which puts `(key, future)` into `results` after the call.
 
-    `future.result()` returns what the call returned, or raises what it raised."""
+    `future.result()` returns what the call returned, or raises the error of the call."""
     future: Future = Future()
 
     def work() -> None:

@@ -141,7 +141,7 @@ class TimeLimit:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.handlers.items():
-            if handler is not None:  # None: not set by Python, so Python cannot restore it
+            if handler is not None:  # None: C code set the handler, so Python cannot restore it
                 signal.signal(number, handler)
         faulthandler.cancel_dump_traceback_later()
         TimeLimit.active.remove(self)
@@ -178,9 +178,9 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            # The main thread may add a limit after `limits` is copied below. While wakes_at is inf,
-            # `look_at` puts an entry into `calls` for each new limit. So wakes_at is set to inf
-            # before the copy. With an entry in `calls`, the `get` below returns at once, and the
+            # The main thread may add a limit after TimeLimit.active is copied below. While wakes_at
+            # is inf, `look_at` puts an entry into `calls` for each new limit. So wakes_at is set to
+            # inf before the copy. If `calls` has an entry, the `get` below returns at once, and the
             # loop copies the limits again.
             self.wakes_at = math.inf
             limits = list(TimeLimit.active)
@@ -206,7 +206,7 @@ watchdog = Watchdog()
 def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
     """Call environment code with a time limit.
 
-    Raises: EnvError if the call raises anything, sys.exit() included, or exceeds the limit.
+    Raises: EnvError if the call exceeds the limit or raises any error, even SystemExit.
         KeyboardInterrupt is raised unchanged."""
     try:
         return limit_time(limit_s, call, *args, **options)

@@ -1,7 +1,9 @@
 """Countdown: combine numbers to make a target number.
 
-Rules and rewards are those of RAGEN (arXiv 2504.20073). Two differences are deliberate: All
-problems are random and have a solution. Expressions are computed exactly, without `eval`.
+Rules and rewards are those of RAGEN (arXiv 2504.20073). There are two deliberate differences from
+RAGEN:
+- All problems are random and have a solution.
+- Expressions are computed exactly, without `eval`.
 """
 
 from configurator import UserError
@@ -26,7 +28,7 @@ class Countdown(Env):
     """Make the target from 2 to 4 numbers, each used once.
 
     A game has one action, an arithmetic expression. By default, numbers and targets have RAGEN's
-    ranges. Numbers are sorted in falling order, so that two problems with the same numbers and the
+    ranges. Numbers are sorted, largest first, so that two problems with the same numbers and the
     same target are the same instance.
     """
 
@@ -38,7 +40,7 @@ class Countdown(Env):
         super().__init__(**common)
         if numbers not in (0, 2, 3, 4) or not 5 <= largest <= 999:
             raise UserError(
-                "countdown needs numbers 2, 3, 4 or 0 (draws 3 or 4), largest 5..999, "
+                "countdown needs numbers 2, 3, 4 or 0 (0 draws 3 or 4) and largest 5..999, "
                 f"got numbers={numbers}, largest={largest}"
             )
         self.count = numbers
@@ -87,7 +89,7 @@ class Countdown(Env):
         return [countdown_solution(parts, self.target)[1:-1]]  # without the outer parentheses
 
     def greedy(self) -> str:
-        """Put + or - between the numbers, in the order shown, to come closest to the target."""
+        """Put + or - between the numbers, in their given order, to come closest to the target."""
         template = " {} ".join(map(str, self.numbers))
         sign_choices = product("+-", repeat=len(self.numbers) - 1)
 
@@ -102,8 +104,9 @@ class Countdown(Env):
 
 
 def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
-    """Compute an expression of up to 100 characters: whole numbers, + - * /, parentheses and
-    spaces.
+    """Compute an expression of whole numbers, + - * /, parentheses and spaces.
+
+    The expression has at most 100 characters.
 
     Returns: the sorted numbers and the exact value; None for other texts or a division by 0.
 
@@ -124,7 +127,10 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Compute + - * / of numbers. Raises: KeyError or AttributeError for other syntax, as in -3."""
+    """Compute + - * / of numbers.
+
+    Raises: KeyError or AttributeError for other syntax, such as the sign in -3.
+    """
     if isinstance(node, ast.BinOp):
         operator = OPERATORS[type(node.op)]
         return operator(_value(node.left), _value(node.right))
@@ -132,10 +138,12 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
-    """Join two of the parts by + - * /, in all ways. A part is the (value, text) of an expression.
+    """Find all ways to join two of the parts by + - * /.
 
-    Returns: lists of parts. Each list begins with the joined part, whose value is a whole number
-        above 0; the other parts follow. There is one list for each joined part and each order of
+    A part is the (value, text) of an expression.
+
+    Returns: tuples of parts. Each tuple begins with the joined part, whose value is a whole number
+        above 0. The other parts follow. There is one tuple for each joined part and each order of
         the other parts.
     """
     results = []

@@ -1,8 +1,8 @@
 """Grid worlds: FrozenLake and Sokoban, their dynamics, texts and reference players.
 
-Rules, symbols, rewards and the random generation of boards follow RAGEN. The noise of moves, the
-seeds and the splits differ from RAGEN (docstring of envs.py). The optimal players use the exact
-planners of worlds/planners.py. Cells are numbered row by row: cell = row * size + column.
+Rules, symbols, rewards and the random generation of boards follow RAGEN. Transition noise, seeds
+and splits differ from RAGEN's, as the docstring of envs.py explains. The optimal players use the
+exact planners of worlds/planners.py. Cells are numbered row by row: cell = row * size + column.
 """
 
 from configurator import UserError
@@ -37,11 +37,11 @@ class Grid(Env):
         raise NotImplementedError
 
     def relations(self) -> str:
-        """Return the lines of observation mode "relations": ways to objects, and cells nearby."""
+        """Return the lines of observation mode "relations": nearby cells, and ways to objects."""
         raise NotImplementedError
 
     def word(self, cell: int) -> str:
-        """Return the word by which `relations` and `statements` describe a cell, such as "ice"."""
+        """Return the word, such as "ice", by which `relations` and `statements` describe a cell."""
         raise NotImplementedError
 
     def words(self, cells: Iterable[int]) -> str:
@@ -58,8 +58,8 @@ class Grid(Env):
     def _legend(self, relations: str) -> str:
         """Return the part of `rules` that explains the observation mode.
 
-        Args: relations: the text for the mode "relations". It explains the lines that
-            `self.relations` returns.
+        Args: relations: an explanation of the lines that `self.relations` returns. Only the mode
+            "relations" uses it.
         """
         if self.observation_mode == "coord":
             return " Places are (row,column), counted from 1 at the top left."
@@ -68,7 +68,7 @@ class Grid(Env):
         return ""
 
     def _rows(self, symbol: Callable[[int], str]) -> str:
-        """Return the board as text, with symbol(cell) for each cell."""
+        """Return the board as text. Each cell is shown as `symbol(cell)`."""
         symbols = "".join(symbol(cell) for cell in range(self.size**2))
         starts = range(0, self.size**2, self.size)
         return "\n".join(symbols[start : start + self.size] for start in starts)
@@ -80,7 +80,7 @@ class Grid(Env):
         return " ".join(self._place(cell) for cell in sorted(cells))
 
     def _offset(self, a: int, b: int) -> str:
-        """Return the way from cell a to cell b, such as '2 down 1 right', or 'here' if a is b."""
+        """Return the way from cell `a` to `b`, such as '2 down 1 right', or 'here' if a == b."""
         row_a, col_a = divmod(a, self.size)
         row_b, col_b = divmod(b, self.size)
         words = []
@@ -191,10 +191,10 @@ class FrozenLake(Grid):
         """Return a line of text about the goal and the cells near the player.
 
         Example: 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
-        Away: the next cell in each direction that does not lead towards the goal. Goal: for
-        each direction towards the goal, the distance and the next two cells. If two directions
-        lead towards the goal, the text also describes the corner: the cell after one move in the
-        first direction and one move in the second."""
+        The part 'Away' names the next cell in each direction that does not lead towards the goal.
+        The part 'Goal' names each direction towards the goal, the distance in this direction and
+        the next two cells. If two directions lead towards the goal, this part also names the
+        corner: the cell after one move in the first direction and one move in the second."""
         # such as ['2', 'down', '3', 'right'], or ['here'] at the goal
         offset = self._offset(self.player, self.goal).split()
         distances = offset[::2]
@@ -272,7 +272,7 @@ class FrozenLake(Grid):
         return [self.actions[move] for move in moves]
 
     def greedy(self) -> str:
-        """Return a step towards the goal, vertical steps first. Holes are ignored."""
+        """Return a step towards the goal, vertical if the rows differ. Holes are ignored."""
         return self._offset(self.player, self.goal).split()[1].capitalize()
 
 
@@ -319,7 +319,7 @@ class Sokoban(Grid):
         self.search_depth = search_depth
         self.symbols = symbols
         self.alphabet = self.SYMBOLS[symbols]
-        self.deltas = (-size, size, -1, 1)  # change of the cell number by Up, Down, Left, Right
+        self.deltas = (-size, size, -1, 1)  # what Up, Down, Left, Right add to a cell number
 
     def draw(self, rng: np.random.Generator) -> tuple:
         for _ in range(MAX_DRAWS):
@@ -387,7 +387,7 @@ class Sokoban(Grid):
         return self.words(cell + delta for delta in self.deltas)
 
     def _target_of(self, box: int) -> int:
-        """Return the target that observations and statements name for a box.
+        """Return the target that `relations` and `statements` name for a box.
 
         If a box is on a target, the function returns this target. Otherwise it returns the free
         target that is nearest to the box. Of targets at the same distance, the target with the
@@ -448,17 +448,17 @@ class Sokoban(Grid):
         return [self.actions[move] for move in (path or ())[:max_actions]]
 
     def greedy(self) -> str:
-        """Return the move with the lowest `cost_after`; of equal moves, the first in `actions`."""
+        """Return the move with the lowest `cost_after`; if moves tie, the first in `actions`."""
         return self.actions[min(range(4), key=self.cost_after)]
 
     def cost_after(self, index: int) -> tuple[int, int]:
-        """Measure how far from solved the room would be after the move `actions[index]`.
+        """Measure how far the room would be from a solution after the move `actions[index]`.
 
-        A blocked move gets a higher cost than any other move.
+        A blocked move gets a higher cost than any move that is not blocked.
 
-        Returns: the sum of the distances of the boxes to their nearest targets; the distance of the
-            player to the nearest box that is not on a target, or to the nearest box if all boxes
-            are on targets.
+        Returns: two numbers. The first is the sum of the distances of the boxes to their nearest
+            targets. The second is the distance of the player to the nearest box that is not on a
+            target. If all boxes are on targets, the second is the distance to the nearest box.
         """
         moved = sokoban_move(self.floor, self.player, self.boxes, self.deltas[index])
         if moved is None:

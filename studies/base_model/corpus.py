@@ -81,7 +81,7 @@ DRILLS = 0.45  # share of grid-world packs that hold drills
 OTHER_SYMBOLS = 0.2  # share of Sokoban packs with randomly drawn symbols
 UNKNOWN_ARMS = 0.5  # share of bandits whose arms have made-up names
 THINK = 0.9  # share of packs whose games have thoughts
-EASY = 0.2  # share of the training in its easy part, which comes first and has only drills
+EASY = 0.2  # length of the easy part, as a share of the training; this part has only drills
 FEW_ACTIONS = 0.5  # share of games that start with a random number of actions already used
 
 

@@ -37,8 +37,8 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# This pattern is used only while the merges are learned. It splits text into words, digits, "||"
-# and other single characters.
+# This pattern is used only while the merges are learned. It splits text into words, digits and
+# "||". Every other character is a piece of its own.
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
 # QWEN2_SPLIT would split the tags of a reply and the texts " 0" to " 9". So each of these texts
 # becomes an added token.

@@ -7,11 +7,12 @@ def collapsing() -> dict[str, Curve]:
     """Return many methods at the learning rate 2e-3, and some methods at lower rates.
 
     At 2e-3, most runs of StarPO collapse.
-    An iteration samples 32 trajectories, and up to 96 in dynamic sampling. By default, an iteration
-    makes four optimizer steps on 8 trajectories each. A method with "one step" in its name makes
-    one step on all trajectories that it keeps. A method with "two epochs" in its name makes eight
-    steps. StarPO-S keeps only 8 of the 32 trajectories, so StarPO-S with four steps trains on 2
-    trajectories in each step.
+
+    An iteration samples 32 trajectories, or up to 96 with dynamic sampling. By default, an
+    iteration makes four optimizer steps on 8 trajectories each. A method with "one step" in its
+    name makes one step on all trajectories that it keeps. A method with "two epochs" in its name
+    makes eight steps. StarPO-S keeps only 8 of the 32 trajectories, so StarPO-S with four steps
+    trains on 2 trajectories in each step.
     Dynamic sampling and SAMPO drop groups in which all scores are equal, so an iteration of these
     two methods may have fewer than four steps.
     The four methods with "bfloat16 engine" in their names sample in bfloat16, train in float32 (on

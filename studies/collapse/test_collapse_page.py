@@ -57,7 +57,7 @@ def test_a_collapse_is_a_fall_until_the_end(successes, expected):
 def test_a_run_is_alive_if_it_updates_and_ends_near_the_best_of_starpo():
     starpo = make_row([0.8, 0.9, 0.4, 0.4], grad_norm=[1.0] * 15 + [None] * 5)
     assert num_updates(starpo) == 15
-    assert is_alive(make_row([0.8, 0.85]), starpo) is False  # StarPO has more than ten updates
+    assert is_alive(make_row([0.8, 0.85]), starpo) is False  # 10 updates, fewer than StarPO's 15
     assert is_alive(make_row([0.8, 0.85, 0.86]), starpo)
     assert not is_alive(make_row([0.8, 0.8, 0.84]), starpo)  # 6 points below 0.9
     assert not is_alive(starpo, starpo)

@@ -255,7 +255,7 @@ def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str
 
 
 def variance_of(x: ndarray) -> float:
-    """Return the unbiased variance of x, which has n values. It is NaN if n = 1.
+    """Return the unbiased variance of the n values of x, or NaN if n = 1.
 
     >>> variance_of(np.array([1.0, 3.0])), variance_of(np.array([1.0]))
     (2.0, nan)

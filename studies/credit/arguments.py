@@ -66,7 +66,7 @@ def read_credit(argv: list[str]) -> CreditJob:
 def _check_pools(runs: dict[str, Config]) -> None:
     """Raise UserError if runs with the same environment and estimator are not seeds of one method.
 
-    Such runs need different seeds, and all their other settings must be equal.
+    Such runs need different seeds, and otherwise equal settings.
 
     If runs have the same environment and estimator, the report takes them for seeds of one method
     and averages them. The check ignores the settings in WITHOUT_EFFECT (support/seed_groups.py),

@@ -183,8 +183,8 @@ def controls(
     """Return the credits of two controls: the planner's step rewards of K turns, and these rewards
     shuffled within each game.
 
-    Returns: a dict that maps the name of a control to two lists of K credits, as "credits" in
-        `measure_policy`."""
+    Returns: a dict that maps the name of a control to two lists of K credits, like "credits"
+        in `measure_policy`."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

@@ -122,8 +122,8 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
-    """Count the actions that the environment's planner would choose in each turn, and format the
-    counts with `shares`."""
+    """Format, with `shares`, how many actions the environment's planner would choose in the state
+    before each turn."""
     counts = Counter()
     for game in games:
         for state in game.states:

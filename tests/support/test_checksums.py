@@ -109,8 +109,8 @@ def test_a_damaged_model_is_found(tmp_path):
     with pytest.raises(UserError) as error:
         check_folder(tmp_path)
     assert str(error.value) == (
-        f"model={str(tmp_path)!r} is damaged (missing or changed: model.safetensors); restore it, "
-        "or remove its checksums.json if you changed it yourself"
+        f"model={str(tmp_path)!r} is damaged (missing or changed: model.safetensors); restore the "
+        "folder, or remove its checksums.json if you changed the model yourself"
     )
     weights.unlink()
     os.mkfifo(weights)  # reading a named pipe would block

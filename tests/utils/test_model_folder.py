@@ -56,12 +56,12 @@ def rewrite(folder, change):
         ({"model_type": "gpt2"}, f"is of type 'gpt2'; {FAMILIES_SENTENCE}"),
         ({"model_type": ["qwen2"]}, f"is of type \"['qwen2']\"; {FAMILIES_SENTENCE}"),
         ({"model_type": None}, f"is of type 'None'; {FAMILIES_SENTENCE}"),
-        ({"hidden_size": 0}, "hidden_size in config.json must be a whole number from 1, got 0"),
+        ({"hidden_size": 0}, "hidden_size in config.json must be a whole number over 0, got 0"),
         (
             {"vocab_size": "many"},
-            "vocab_size in config.json must be a whole number from 1, got 'many'",
+            "vocab_size in config.json must be a whole number over 0, got 'many'",
         ),
-        ({"head_dim": 0}, "head_dim in config.json must be a whole number from 1, got 0"),
+        ({"head_dim": 0}, "head_dim in config.json must be a whole number over 0, got 0"),
         (
             {"hidden_size": 99},
             "model.embed_tokens.weight has shape [768, 96], but its config.json asks for [768, 99]",
@@ -226,7 +226,7 @@ def test_a_tokenizer_must_give_a_text_back(folder):
     content = json.loads(path.read_text())
     content["model"] |= {"vocab": {}, "merges": []}
     path.write_text(json.dumps(content))
-    wanted = r"its tokenizer encodes and decodes 'assistant\nUp || 1' as ' 1'"
+    wanted = r"its tokenizer encodes 'assistant\nUp || 1' and decodes it as ' 1'"
     assert refusal(folder) == wanted
 
 
@@ -258,7 +258,9 @@ def test_a_folder_runs_no_code(folder, tmp_path):
 def test_an_adapter_does_not_load_another_model(folder):
     edit_to = {"peft_type": "LORA", "base_model_name_or_path": "someone/else"}
     (folder / "adapter_config.json").write_text(json.dumps(edit_to))
-    assert refusal(folder) == "holds an adapter; merge it into its model, and give the result"
+    assert refusal(folder) == (
+        "holds an adapter; merge the adapter into its model, and give the merged model"
+    )
 
 
 # ---------- torch is not needed

@@ -261,7 +261,7 @@ def test_countdown_texts():
 
 @pytest.mark.parametrize("options", ["numbers=5", "numbers=1", "largest=4", "largest=1000"])
 def test_countdown_options_that_are_refused(options):
-    message = r"countdown needs numbers 2, 3, 4 or 0 \(draws 3 or 4\), largest 5\.\.999"
+    message = r"countdown needs numbers 2, 3, 4 or 0 \(0 draws 3 or 4\) and largest 5\.\.999"
     with pytest.raises(ValueError, match=message):
         make_env(f"countdown:{options}")
 

@@ -161,8 +161,8 @@ def test_densities_of_a_simple_game():
 @pytest.mark.slow
 @needs_textworld
 def test_a_lost_game_is_no_success():
-    """The player eats the chips instead of putting them on the stove: the game is over, and 6 of 7
-    milestones are paid."""
+    """The player gets 6 of the 7 rewards. Then the player eats the chips instead of putting them on
+    the stove, and the game is lost."""
     env = opened("textworld:game=simple", 1)
     total = sum(env.step(command).reward for command in env.plan(99, 1)[:-1])
     step = env.step("eat half of a bag of chips")

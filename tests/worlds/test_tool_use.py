@@ -161,7 +161,8 @@ def test_tasks_have_their_calls_and_right_answers(kind, num_calls):
         words = env.question.rstrip("?.").split()
         last = env.plan(99, 1)[-1]
         store = env.store
-        if kind == "find":  # Which town has FACT VALUE and FACT VALUE?
+        # The comment of each branch is an example of its question.
+        if kind == "find":  # Which town has age at most 94 and trade iron?
             conditions = " ".join(words[3:]).replace("at most ", "<").split(" and ")
             fits = set(facts)
             for key, value in (condition.split() for condition in conditions):
@@ -170,12 +171,12 @@ def test_tasks_have_their_calls_and_right_answers(kind, num_calls):
                     good = own <= int(value[1:]) if value[0] == "<" else own == value
                     fits -= set() if good else {name}
             assert {call.removeprefix("answer ") for call in env.last_calls} == fits
-        elif kind == "fetch":  # What is the FACT of the town stored as KEY?
+        elif kind == "fetch":  # What is the river of the town stored as corner?
             assert last == f"answer {facts[store[words[-1]]][words[3]]}"
-        elif kind == "sum":  # What is the FACT of NAME plus the FACT of NAME?
+        elif kind == "sum":  # What is the age of Finil plus the age of Tamar?
             total = facts[words[5]][words[3]] + facts[words[-1]][words[3]]
             assert last == f"answer {total}"
-        else:  # Put the FACT of the town stored as KEY plus the number stored as KEY2 into KEY3.
+        else:  # Put the age of the town stored as box plus the number stored as board into wall.
             total = facts[store[words[8]]][words[2]] + int(store[words[-3]])
             assert last == f"put {words[-1]} {total}"
         for call in env.plan(99, 1):
@@ -341,20 +342,21 @@ RIVERS = [
 @pytest.mark.parametrize(
     "question, answer, plan",
     [
-        # The query is the title in the question, though the passage Basel has the answer, too.
+        # The passages Basel and The Rhine both have the answer. The query is the title in the
+        # question.
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
         # The question names no title, so the query is all words of the question.
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
-        # A search for the title in the question would not show the answer, nor would a search for
-        # all words of the question. So the player searches for the title, and then for the title
-        # of a passage with the answer.
+        # Neither a search for the title in the question nor a search for all words of the question
+        # shows the answer. So the player searches for the title, and then for the title of a
+        # passage with the answer.
         (
             "Where is Mozart from, the Rhine?",
             "Mediterranean",
             ["search The Rhine", "search The Nile"],
         ),
-        # A result shows only 300 characters of a passage. The answer comes later in the passage, so
-        # no result can show the answer, and the player does not search again.
+        # A result shows only the first 300 characters of a passage. The answer comes later, so no
+        # result can show the answer. The player searches only for all words of the question.
         ("Where does the Elbe end?", "Germany", ["search Where does the Elbe end"]),
         ("Is the Nile long?", "yes", ["search The Nile"]),
     ],

@@ -56,7 +56,7 @@ def test_quest_by_hand():
     assert env.optimal_length() == 9
 
     steps = play(env, HOUSE_PLAN)
-    # Five parts are paid: open door, key taken, box unlocked, coin taken, coin on the table.
+    # Five commands are paid: open door, take key, unlock box, take coin, put coin on table.
     rewards = [step.reward for step in steps]
     assert rewards == pytest.approx([0.2, 0, 0.2, 0, 0.2, 0, 0.2, 0, 0.2])
     assert [step.success for step in steps] == [False] * 8 + [True]
@@ -209,7 +209,7 @@ def test_household_carries_one_thing():
 
 def test_household_stores_two_things_where_the_player_is():
     """The task is to put two newspapers into one drawer. Both drawers are open, and the player is
-    at drawer 2 with newspaper 1. The shortest plan uses drawer 2: with drawer 1, a plan needs one
+    at drawer 2 with newspaper 1. The shortest plan uses drawer 2. A plan with drawer 1 needs one
     more command."""
     papers = (("newspaper 1", "armchair 1"), ("newspaper 2", "table 1"))
     env = opened(("household", "livingroom", "two", "newspaper", "drawer", "", papers))
@@ -234,7 +234,7 @@ def test_what_changes_nothing_has_no_effect():
 
 # ---------- plans
 
-# spec -> lengths that a plan may have; other specs have plans of 2 commands
+# Maps a spec to the numbers of commands that a plan may have. Plans of other specs have 2 commands.
 PLAN_LENGTHS = {QUEST: {4}, LONG_QUEST: {8}, BLIND_QUEST: {4}, "household": set(range(3, 12))}
 
 

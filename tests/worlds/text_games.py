@@ -1,4 +1,4 @@
-"""What the tests of the text worlds share: instances made by hand, and helpers.
+"""Helpers and hand-made instances for the tests of the text worlds.
 
 This file imports little, because a test loads it in new processes.
 """

@@ -1,4 +1,4 @@
-"""Runs as the arms of a comparison: an arm is one method with one or more seeds."""
+"""Groups runs into the arms of a comparison. An arm is one method with one or more seeds."""
 
 from configurator import Config, UserError
 
@@ -23,9 +23,9 @@ from utils.checksums import changed_logs
 from utils.files import read_json, read_rows, read_text
 from utils.text import printable
 
-# Who won the games on n fixed prompts. Key: "start" for the policy before RL, "after RL" for the
-# policy after RL, or the name of a reference player. Value: an array with 1 for each won game and 0
-# for each other game, (n,) for one seed, (S, n) for S seeds.
+# Maps the name of a policy or a reference player to its results on n fixed prompts. The names
+# "start" and "after RL" stand for the policy before and after RL. The results are an array with 1
+# for each won game and 0 for each other game. Its shape is (n,) for one seed, (S, n) for S seeds.
 Wins = dict[str, np.ndarray]
 POLICIES = ("start", "after RL")
 RATE = (float, None)
@@ -54,10 +54,10 @@ class TrainedRun:
     folder: Path
     config: Config
     commit: str
-    wins: dict[str, Wins]  # by environment; the first environment is that of `evaluations`
-    evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
+    wins: dict[str, Wins]  # the keys are environments; `evaluations` were made in the first one
+    evaluations: dict[int, Evaluation]  # the keys are iterations; 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
-    code_diff: str | None = ""  # uncommitted changes as a diff; None: not saved
+    code_diff: str | None = ""  # uncommitted changes as a diff; None if not saved
 
     def is_finished(self) -> bool:
         return bool(self.wins)
@@ -79,7 +79,7 @@ class Arm:
         return [run.config.seed for run in self.runs]
 
     def wins(self, env: str, name: str) -> np.ndarray:
-        """Return the successes of S seeds on n prompts, (S, n). Args: name: a key of `Wins`."""
+        """Return the results of the policy or player `name` for all S seeds, (S, n). See `Wins`."""
         return np.stack([run.wins[env][name] for run in self.runs])
 
     def shared_iterations(self) -> list[int]:
@@ -96,7 +96,7 @@ class Arm:
 def read_run(folder: Path) -> TrainedRun:
     """Read the folder of a run, finished or not.
 
-    If a restart changed how the run evaluates, earlier evaluations are left out.
+    If a restart changed how the run evaluates, evaluations before the restart are left out.
 
     Raises: UserError if the folder holds no run or no evaluation, or if its data are damaged or
         impossible."""
@@ -128,15 +128,16 @@ def read_run(folder: Path) -> TrainedRun:
 def sampled_tokens(step: dict, config: Config) -> float:
     """Return the number of tokens that an iteration sampled.
 
-    `response_length` is the mean number of sampled tokens of the games in groups without an error.
-    The games in groups with an error are assumed to have the same mean."""
+    `response_length` is the mean number of sampled tokens in a game. This mean leaves out groups
+    with an error. The games in these groups are assumed to have the same mean."""
     num_groups = step.get("sampled_groups", config.num_groups)
     return num_groups * config.group_size * (step["response_length"] or 0.0)
 
 
 def read_code_diff(folder: Path, commit: str) -> str | None:
-    """Return the uncommitted changes of a run's code as a diff: "" if none are known, None if the
-    run had changes but did not save them."""
+    """Return the uncommitted changes of a run's code as a diff.
+
+    Returns: "" if no changes are known; None if the run had changes but did not save them."""
     path = folder / code_version.NAME
     if path.is_file():
         return read_text(path)
@@ -156,7 +157,7 @@ def check_metrics(folder: Path) -> None:
 
 
 def read_wins(path: Path) -> dict[str, Wins]:
-    """Return the successes in scores.json by environment; {} without the file."""
+    """Read scores.json. Return a dict from environments to `Wins`; {} if the file is missing."""
     if not path.is_file():
         return {}
     found = {}
@@ -177,7 +178,7 @@ def read_wins(path: Path) -> dict[str, Wins]:
 
 
 def make_arms(groups: Sequence[Sequence[Path]]) -> list[Arm]:
-    """Return the arms of a comparison. Args: groups: for each arm, the folders of its runs.
+    """Return the arms of a comparison. Args: groups: one list of run folders for each arm.
 
     Raises: UserError if the runs of an arm are not seeds of one method."""
     runs_of = []
@@ -190,7 +191,7 @@ def make_arms(groups: Sequence[Sequence[Path]]) -> list[Arm]:
 
 
 def check_one_method(runs: Sequence[TrainedRun]) -> None:
-    """Raises: UserError if the runs are not different seeds of one method."""
+    """Raises: UserError if the runs are of different methods, or if two runs have equal seeds."""
     policies = {str(run.folder): str(run.folder / "policy") for run in runs}
     notes = pool_seeds(policies).notes
     if notes:
@@ -209,7 +210,7 @@ def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
 
 def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
     """Name each arm after the folder of its first run, without _s<seed>. If two names are equal
-    or a name is empty, all names become PARENT/NAME."""
+    or a name is empty, the parent folder is added to all names: PARENT/NAME."""
     paths = []
     for runs in runs_of:
         path = runs[0].folder.resolve()
@@ -221,7 +222,9 @@ def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
 
 
 def changed_settings(arms: Sequence[Arm]) -> dict[str, list[object]]:
-    """Return the settings in which the arms differ, each with its value in every arm."""
+    """Return the settings in which the arms differ.
+
+    The returned dict maps the name of a setting to its values, one for each arm."""
     changed = {}
     for key in arms[0].settings():
         values = [arm.settings()[key] for arm in arms]

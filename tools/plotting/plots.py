@@ -9,22 +9,22 @@ from support.statistics import Interval, interval_of_rates, rate_interval
 from tools.plotting.arms import Wins
 from tools.plotting.style import Label, draw_player
 
-WINDOW = 9  # a moving average is over this many iterations
+WINDOW = 9  # number of iterations in the window of a moving average
 
 
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
-    """Return the 95 % interval of the mean success in each of I evaluations: two ends, each (I,).
+    """Return the 95 % interval of the mean success in each of I evaluations.
 
-    The interval accounts for the choice of prompts and of seeds. For an evaluation in `known`,
-    `rate_interval` computes the interval. For other evaluations, only the rates of the seeds are
-    known, so `interval_of_rates` computes an interval at least as wide as that of `rate_interval`.
-    If the rate of a seed is NaN, the interval is NaN.
+    Both ends are arrays, (I,). The interval accounts for the choice of prompts and of seeds. For an
+    evaluation in `known`, `rate_interval` computes the interval. For other evaluations, only the
+    rates of the seeds are known. Then `interval_of_rates` computes the widest interval that these
+    rates allow. If the rate of a seed is NaN, the interval is NaN.
 
     Args:
         rates: success rates of S seeds, (S, I).
-        known: the evaluations with a known result for each prompt. Key: index of the evaluation, -1
-            for the last one. Value: 1 for a solved prompt, else 0, (S, n).
-        num_prompts: n; needed only if `known` is empty.
+        known: maps the index of an evaluation to its results, an array (S, n) with 1 for each
+            solved prompt and 0 for each other prompt. The index -1 is the last evaluation.
+        num_prompts: n, the number of prompts; needed only if `known` is empty.
     """
     for wins in known.values():
         num_prompts = wins.shape[-1]
@@ -43,18 +43,18 @@ def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
     In a row "PLAYER, closed loop" of eval.py's table, the player took one action a turn and had
     enough turns for all actions, even if the policy has fewer turns. The greedy player needs the
     result of each action, so it needs a turn for each action. The greedy player obeys the limits if
-    max_turns is at least actions_per_traj. The random player ignores observations, so it plays as
-    well with several actions a turn as with one. The random player obeys the limits if the policy's
-    turns have room for all actions of a game.
+    max_turns is at least actions_per_traj. The random player ignores observations, so its success
+    does not depend on the number of actions a turn. The random player obeys the limits if
+    max_turns * actions_per_turn is at least actions_per_traj.
 
     Args:
         wins: maps the name of a row of eval.py's table, such as "optimal, 5 a turn", to the
             successes of the row.
-        settings: those of the policy's run.
+        settings: the settings of the policy's run.
     """
     found = {}
     optimal = [name for name in wins if name.startswith("optimal, ") and name.endswith(" a turn")]
-    if optimal:  # the last one has the most actions a turn
+    if optimal:  # the last row allows the most actions a turn
         found[optimal[-1]] = wins[optimal[-1]]
     num_turns = settings["max_turns"]
     num_actions = settings["actions_per_traj"]
@@ -79,9 +79,12 @@ def draw_players(axes: Axes, players: Wins) -> list[Label]:
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
-    """Return means over WINDOW neighbouring iterations (fewer at the ends), (S, I).
+    """Return the moving average of each row of `values`.
 
-    With fewer than 3 * WINDOW iterations, the values are returned unchanged."""
+    Each mean is over WINDOW neighbouring iterations, or over fewer at the ends. With fewer than
+    3 * WINDOW iterations, the values are returned unchanged.
+
+    Args: values: (S, I), of S seeds at I iterations."""
     num_iterations = values.shape[1]
     if num_iterations < 3 * WINDOW:
         return values
