@@ -97,8 +97,8 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
     trajectories (iterations x epochs).
 
     For the metric "eval_success", the band is the 95 % interval from `success_band`. For other
-    metrics, the band goes from the lowest to the highest seed. For each seed with a sign of
-    collapse, a triangle on the line marks the iteration of the first sign
+    metrics, the band goes from the lowest to the highest value of the seeds. For each seed with a
+    sign of collapse, a triangle on the line marks the iteration of the first sign
     (support/collapse_signs.py).
     """
     iterations, values = stack_seeds(rows, metric)  # (I,), (S, I)

@@ -208,8 +208,8 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     """Estimate the hours of a run, without its SFT stage.
 
-    If runs that differ at most in the seed are finished, use the mean of their seconds per
-    iteration. Otherwise use the estimates in SCALES."""
+    If runs with the same settings (except the seed) are finished, use the mean of their seconds
+    per iteration. Otherwise use the estimates in SCALES."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)

@@ -1,8 +1,7 @@
 """Find collapses, and signs that should announce them, in the recorded metrics of a run.
 
-- An evaluation is low if its success is 20 points or more below the best success so far. A run has
-  collapsed if at least its last two evaluations are low. The collapse is at the first of these
-  evaluations.
+- An evaluation is low if its success is 20 points or more below the best success so far. A run that
+  ends with two or more low evaluations in a row has collapsed at the first of them.
 - A metric that should rise before a collapse shows a sign if
   `median(last 3 iterations) > factor * median(iterations 1 to 5)`. A metric that should fall shows
   a sign if `factor * median(last 3 iterations) < median(iterations 1 to 5)`. A metric whose median
@@ -22,8 +21,9 @@ Row = dict  # the results of a run, see studies/runs.py
 
 
 class Sign(NamedTuple):
-    """A sign of collapse: `metric` rises above `factor` times its first level, or falls below
-    1 / `factor` of its first level. The first level is the median over iterations 1 to 5."""
+    """A sign of collapse. If `rises` is True, `metric` must rise above `factor` times its first
+    level. Otherwise it must fall below 1 / `factor` of its first level. The first level is the
+    median over iterations 1 to 5."""
 
     metric: str
     rises: bool

@@ -31,7 +31,7 @@ def progress_bar(**options) -> tqdm:
 
 
 class Log:
-    """Writes metrics.jsonl and TensorBoard files in `out_dir`, and to W&B if config.wandb is set.
+    """Writes metrics.jsonl and TensorBoard files in `out_dir`; logs to W&B if config.wandb is set.
 
     Args: history: rows of the iterations so far. If the run continues from a checkpoint,
         metrics.jsonl can hold rows of iterations after the checkpoint. So `history` replaces the

@@ -290,7 +290,7 @@ METRICS = [
         "collapse",
         "word",
         "[Regime](diagnostics.md#regimes): diverse, template, compressed or "
-        "collapsed. Null until the policy's entropy is known.",
+        "collapsed. Null until `entropy` or `conditional_entropy_first` is known.",
     ),
     Metric(
         "valid_thinking_rate",

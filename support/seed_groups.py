@@ -19,7 +19,7 @@ WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkp
 
 
 class Method(NamedTuple):
-    """Two models are seeds of one method only if all fields of their methods are equal."""
+    """Two models are seeds of one method only if they agree in all these fields."""
 
     # Name of the model's folder. Models in policy/ (the last policy of a run) are not pooled with
     # models in best/.
@@ -41,7 +41,8 @@ def pool_seeds(models: dict[str, str]) -> Pools:
     """Group the models whose runs are seeds of one method.
 
     Args: models: maps a name to a model. A model is a folder such as out/sokoban/policy, or a name
-        on a hub. The settings of out/sokoban/policy are in config.json of its run, out/sokoban.
+        on a hub. The settings of a model are in config.json in the folder of its run, here
+        out/sokoban.
     """
     # Maps each method and seed to a key of `models`.
     pools: dict[Method, dict[int, str]] = {}

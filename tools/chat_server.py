@@ -57,8 +57,8 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
     """Request a chat completion from an OpenAI-compatible server.
 
     After a temporary error, the function calls `on_fault` and repeats the request, up to ATTEMPTS
-    requests in all. Temporary errors are a missing connection, a timeout, a malformed
-    reply, and the HTTP statuses 408, 429 and 5xx. If no request succeeds, `Reply.error` says why.
+    requests in all. Temporary errors are a missing connection, a timeout, a malformed reply, and
+    the HTTP statuses 408, 429 and 5xx. If no request succeeds, `Reply.error` says why.
 
     The server sends a text and a number of tokens, but not the tokens. So `Reply.response_ids` is
     the list [text, "", ...], whose length is the number of tokens (at least one).

@@ -295,7 +295,7 @@ def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list
 def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     """Return the trajectory of one line of a file.
 
-    A reply gets an end-of-turn token if the reply was not cut off or is empty.
+    A reply gets an end-of-turn token only if the reply was not cut off or is empty.
 
     Raises: LookupError, TypeError or AttributeError if the record is no demonstration."""
     # Older files do not name the split. In these files, only games of an evaluation have the key

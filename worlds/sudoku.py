@@ -105,7 +105,7 @@ class Sudoku(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Correct the wrong digits. Then fill the empty cells, those of `sure_digits` first."""
+        """Correct wrong digits. Then fill the empty cells. Cells of `sure_digits` come first."""
         board = self.board
         actions = []
         while board != self.solution and len(actions) < max_actions:
@@ -125,10 +125,11 @@ class Sudoku(Env):
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
-        """Write the first of `sure_digits`, else the lowest digit that fits the first empty cell.
+        """Write the first of `sure_digits`.
 
-        If no cell is empty, write the lowest digit that fits the first cell that was not given. If
-        no digit fits the cell, write 1."""
+        If `sure_digits` finds none, take the first empty cell. If no cell is empty, take the first
+        cell that was not given. Write the lowest digit that fits the cell, or 1 if no digit fits.
+        """
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]
@@ -156,7 +157,7 @@ def write(board: Board, cell: int, digit: int) -> Board:
 
 
 def candidates(board: Board, cell: int) -> list[int]:
-    """Return the digits that no other cell in the row, column and box of `cell` has."""
+    """Return the digits that fit `cell`: no other cell in its row, column or box has them."""
     taken = {board[peer] for peer in PEERS[cell]}
     return [digit for digit in DIGITS if digit not in taken]
 
@@ -182,7 +183,7 @@ def clashes(board: Board, given: Board) -> list[tuple[int, int]]:
 
 
 def solutions(board: Board) -> Iterator[Board]:
-    """Yield all ways to fill the empty cells of `board` by the rules, with depth-first search."""
+    """Yield each way to fill the empty cells of `board` by the rules. Search depth-first."""
     if EMPTY not in board:
         yield board
         return

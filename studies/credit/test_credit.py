@@ -118,7 +118,7 @@ def test_doctests():
 
 
 def exact_values(env):
-    """Return the array P(goal reached | actions left, cell) of random moves."""
+    """Return the probability that random moves reach the goal, for each [actions left, cell]."""
     mean_move = lake_transitions(env.size, env.holes, env.goal, env.success_rate).mean(0)
     values = [np.eye(env.size**2)[env.goal]]
     for _ in range(env.max_actions):

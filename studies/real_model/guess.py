@@ -159,7 +159,7 @@ def chance_of_possible(num_numbers: int, num_turns: int) -> float:
     Args: num_numbers: how many numbers are still possible. num_turns: guesses left."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
-    wins = 0.0  # expected wins in all games: one game for each first guess and hidden number
+    wins = 0.0  # expected wins if there is one game for each pair of first guess and hidden number
     for guess in range(1, num_numbers + 1):
         wins += 1  # the game whose hidden number is the guess
         for rest in (guess - 1, num_numbers - guess):  # numbers left after "lower" and "higher"

@@ -53,7 +53,7 @@ def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, i
 
 def spread_out(records: Sequence[dict], count: int) -> list[dict]:
     """Return up to `count` evenly spaced records. Neighbouring records often belong to one group,
-    and the spacing shows several groups."""
+    so spaced records show more groups."""
     distance = max(1, len(records) // count)
     return list(records[::distance][:count])
 

@@ -19,8 +19,8 @@ def row_of(successes, lengths, seed=0):
     """Return the record of a run.
 
     Args:
-        successes: success at each evaluation. The first evaluation is before RL (always 0.5), the
-            next ones come after every 5 iterations.
+        successes: success at each evaluation. The first evaluation is before RL (always 0.5). The
+            others come after every 5 iterations.
         lengths: mean length of the replies in each iteration."""
     flat = [0.4] * len(lengths)
     series = {

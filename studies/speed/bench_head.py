@@ -46,7 +46,7 @@ def measure_head(
     """Measure one computation of the log-probs and their gradients.
 
     Args: chunk: number of vocabulary columns in a chunk, or 0 for full logits.
-    Returns: CPU seconds, and the MiB of peak memory in addition to the inputs and `weight.grad`.
+    Returns: CPU seconds, and peak memory in MiB, not counting the inputs and `weight.grad`.
     """
     import torch
 

@@ -137,7 +137,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
 
 
 def test_a_head_that_is_not_named_is_an_error(vllm, policy):
-    # named_parameters() leaves out the LM head, which is tied to the embedding
+    # named_parameters() leaves out the LM head, because the head is tied to the embedding
     named = ((name, p.detach()) for name, p in policy.model.named_parameters())
     message = "vLLM did not take all weights .*Head: Failed to load weights"
     with pytest.raises(RuntimeError, match=message):

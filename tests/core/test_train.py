@@ -45,7 +45,7 @@ CRITIC_KEYS = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance
 POLICY_KEYS = {"pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "grad_norm"}
 POLICY_KEYS |= {"masked_frac", "observation_nll", "learning_rate"}
 UPDATE_KEYS = POLICY_KEYS | CRITIC_KEYS | {"logprob_diff_mean", "logprob_diff_max"}
-# These keys may be None besides UPDATE_KEYS and EVAL_KEYS. `regime` may be None in an iteration
+# Besides UPDATE_KEYS and EVAL_KEYS, these keys may be None. `regime` may be None in an iteration
 # without an update. The collapse keys are None in an iteration that does not measure collapse.
 SOMETIMES_UNKNOWN = {"regime", *COLLAPSE_KEYS}
 

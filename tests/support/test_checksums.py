@@ -1,4 +1,4 @@
-"""Tests that damage to logs, models and the best policy is found."""
+"""Tests of the detection of damage to logs, models and the best policy."""
 
 from configurator import UserError
 

@@ -20,7 +20,7 @@ def healthy(num_rows):
     for i in range(num_rows):
         noise = rng.uniform(0.85, 1.15, 3)
         success = 0.3 + 0.5 * min(1, i / 100)
-        spike = 8 if i % 17 == 5 else 1  # even healthy runs have a few large gradient norms
+        spike = 8 if i % 17 == 5 else 1  # healthy runs also have isolated large gradient norms
         row = {
             "step": i + 1,
             "success": success,

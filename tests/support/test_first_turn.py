@@ -1,6 +1,7 @@
 """Tests of check_first_turn(), which tries a first turn before a run.
 
-Other tests check the time limit for drawing an instance, and that games start at the same time.
+Other tests below check the time limit for drawing an instance, and that games start at the same
+time.
 """
 
 from configurator import UserError

@@ -1,4 +1,4 @@
-"""Tests that if the filter keeps no group, the run reports the reason and a remedy."""
+"""Tests that a run reports the reason and a remedy if its filter keeps no group."""
 
 import json
 import re

@@ -105,7 +105,7 @@ def test_changes_are_said():
         ({"clip_high": 0.4}, 0),
         ({"env": "sokoban"}, 4),  # eval_env is empty, so evaluations use env
         ({"eval_env": "sokoban"}, 4),
-        ({"eval_env": "frozenlake"}, 0),  # A is also evaluated on frozenlake, its env
+        ({"eval_env": "frozenlake"}, 0),  # A's env is frozenlake, so evaluations do not change
         ({"env": "sokoban @9 > frozenlake"}, 0),
         ({"eval_size": 8}, 4),
         ({"eval_split": "heldout"}, 4),

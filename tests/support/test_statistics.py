@@ -32,7 +32,7 @@ def test_wilson_interval_by_hand():
     # For k = n = 10, the ends are 1 - 0.277533 and 1.
     assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-6)
     assert wilson_interval(10, 10) == pytest.approx((0.722467, 1.0), abs=1e-6)
-    # For k = 128 and n = 256, the half width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256)
+    # For k = 128 and n = 256, the half-width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256)
     # = 0.0617067 / 1.0150057.
     assert wilson_interval(128, 256) == pytest.approx((0.439206, 0.560794), abs=1e-6)
 

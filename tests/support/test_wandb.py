@@ -162,8 +162,8 @@ def test_a_later_error_ends_wandb_and_not_the_run(tmp_path, wandb, capsys, error
 
 
 def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypatch):
-    """wandb 0.31 registers an exit function. If wandb's process was killed, this function raises
-    ConnectionResetError."""
+    """wandb 0.31 registers a function with atexit. If wandb's process was killed, this function
+    raises ConnectionResetError."""
     at_exit = []
     exit_codes = []
 

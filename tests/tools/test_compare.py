@@ -149,7 +149,7 @@ def test_a_certain_difference(two_arms, capsys):
     compare.main([*grpo, "vs", *best, "--out=result"])
     # All seeds have equal results, so only the choice of prompts widens the interval. The
     # difference is 1 for six of the eight prompts and 0 for two. `difference_interval` appends -1
-    # and 1 to these eight values. The ten values have mean 0.6 and variance 0.44. The half width is
+    # and 1 to these eight values. The ten values have mean 0.6 and variance 0.44. The half-width is
     # 1.959964 * sqrt(0.44 / 10) = 0.41112.
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     sentence = "The arm named first is better: the interval is above 0."

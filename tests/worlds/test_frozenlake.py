@@ -233,7 +233,7 @@ def after_sequence(after, cell, actions):
 
 
 def achieved(env, instance, k, turns, actions):
-    """Return the exact success probability of a player that follows `env.plan(k, turns_left)`."""
+    """Return the exact success probability of playing `env.plan(k, turns_left)` in each turn."""
     after, absorbing = lake_dynamics(instance, env.success_rate)
     env.start(instance, [0])
 
@@ -389,7 +389,7 @@ def test_statements_by_hand(board, moves, facts):
 def safest_way(board):
     """Among the shortest paths from P to G, return the moves of the path with the lowest risk.
 
-    The risk counts the holes beside each move, because a move can slip into these holes.
+    The risk counts the holes beside each move, because the player can slip into these holes.
     """
     places = {}
     for row, line in enumerate(board.split("\n")):

@@ -174,8 +174,8 @@ def test_sudoku_by_hand():
     env = opened("12_4 34__ 2_43 4321")
     assert env.observe() == "12_4\n34__\n2_43\n4321"
     # Row 1 lacks only the digit 3, in column 3. In row 2, column 3 must be 1, because row 2 has 3
-    # and 4, and column 3 has 2 and 4. Then column 4 of row 2 must be 2. In row 3, column
-    # 2 must be 1.
+    # and 4, and column 3 has 2 and 4. Then column 4 of row 2 must be 2. In row 3, column 2
+    # must be 1. An action such as "1 3 3" names the row, the column and the digit.
     assert env.statements() == ["Next 1 3 3, 2 3 1, 2 4 2.", "Clash none."]
     assert env.plan(9, 9) == ["1 3 3", "2 3 1", "2 4 2", "3 2 1"]
     wrong = env.step("3,2,2")

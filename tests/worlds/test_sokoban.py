@@ -112,8 +112,8 @@ def test_plans_replay(spec, count, boxes):
         assert [step.success for step in steps] == [False] * (len(path) - 1) + [True]
         assert steps[-1].terminated
         assert all(step.effective for step in steps)
-        # No box starts on a target, and each box ends on a target. So the sum of the rewards
-        # contains 1 for each box, 10 for the success and -0.1 for each action.
+        # No box starts on a target, and each box ends on a target. So the rewards sum to 1 for each
+        # box, plus 10 for the success, minus 0.1 for each action.
         total = sum(step.reward for step in steps)
         assert total == pytest.approx(10 + boxes - 0.1 * len(path), abs=1e-9)
 

@@ -17,7 +17,7 @@ from worlds.text.documents import check_plain
 from worlds.text.household import LAMP, OPENABLE, ROOMS, Household, kind_of, numbered
 
 PARTS = ("train", "valid_seen", "valid_unseen")
-GOALS = {  # task type of `Household` -> task type of ALFWorld
+GOALS = {  # maps each task type of `Household` to the task type of ALFWorld
     "place": "pick_and_place_simple",
     "two": "pick_two_obj_and_place",
     "light": "look_at_obj_in_light",
@@ -100,7 +100,7 @@ class ALFWorld(Household):
         return super()._move(command)._replace(effective=changed)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """Return the plan of ALFWorld's planner from the present state."""
+        """Return the plan that ALFWorld's planner finds from the present state."""
         if self.terminated:
             return ()
         return tuple(self.engine._pddl_state.replan(self.engine._entity_infos))
@@ -123,9 +123,10 @@ class ALFWorld(Household):
 
 @lru_cache
 def game_files(folder: Path, goals: tuple[str, ...]) -> list[str]:
-    """Return the game files of the task types `goals`, as names relative to `folder`.
+    """Return the game files whose task type is in `goals`, as paths relative to `folder`.
 
-    The engine cannot play games with movable receptacles or sliced things, so the list omits them.
+    The engine cannot play games with movable receptacles or sliced things. The list omits such
+    games.
     """
     names = []
     for path in sorted(folder.glob("*/*/game.tw-pddl")):
@@ -136,7 +137,7 @@ def game_files(folder: Path, goals: tuple[str, ...]) -> list[str]:
 
 
 def read_game(path: Path) -> dict:
-    """Read a file game.tw-pddl. Raises: UserError if the file is not a game."""
+    """Read a file `game.tw-pddl`. Raises: UserError if the file is not a game."""
     try:
         check_plain(path)
         game = json.loads(path.read_text(encoding="utf-8"))
@@ -149,7 +150,7 @@ def read_game(path: Path) -> dict:
 
 
 def start_engine(game: dict):
-    """Load a game into a textworld.envs.PddlEnv, with the names that ALFWorld displays."""
+    """Load a game into a `PddlEnv` of TextWorld. Set the names that ALFWorld displays."""
     from alfworld.agents.utils.misc import Demangler
     from textworld.envs.pddl.pddl import PddlEnv
 
@@ -194,7 +195,7 @@ def cache_engine_functions() -> None:
 
 
 def alfworld_game(instance: tuple) -> dict:
-    """Convert an instance of `Household` to the content of a file game.tw-pddl."""
+    """Convert an instance of `Household` to the content of a file `game.tw-pddl`."""
     from alfworld.gen.goal_library import gdict
     from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
@@ -227,7 +228,7 @@ def _types(places: list[str], things: list[str]) -> tuple[list[str], list[str]]:
     """Return the PDDL objects and facts for the player, its first location and all types."""
     place_types = {f"{kind_of(place)}Type" for place in places}
     thing_types = {f"{kind_of(thing)}Type" for thing in things}
-    # the PDDL domain mentions the five types added here, so every room must declare them
+    # the PDDL domain mentions the five types below, so every room must declare them
     declared_places = place_types | {"sinkbasinType", "microwaveType", "fridgeType"}
     declared_things = thing_types | {"knifeType", "butterknifeType"}
     objects = ["agent1 - agent", "spot0 - location"]
@@ -266,6 +267,6 @@ def _add_thing(thing: str, place: str, objects: list[str], facts: list[str]) -> 
 def _mangled(name: str) -> str:
     """Return ALFWorld's identifier of a thing or place: 'mug_bar_1' for 'mug 1'."""
     kind, number = name.split()
-    if kind == "sinkbasin":  # ALFWorld adds the word sink: sink_bar_1_bar_sinkbasin
+    if kind == "sinkbasin":  # ALFWorld adds the word sink, as in sink_bar_1_bar_sinkbasin
         return f"sink_bar_{number}_bar_{kind}"
     return f"{kind}_bar_{number}"

@@ -1,4 +1,4 @@
-"""`World`, the base class of four text games, with a search for shortest plans.
+"""`World`, the base class of four text games. `World.search` finds shortest plans.
 
 `quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132, at a size
 for small models. `textworld.py` and `alfworld.py` play the games of the original packages.
@@ -21,7 +21,7 @@ from envs import Env, Move
 
 # Maps a thing to its place or state, such as "open". The value of "you" is the player's place.
 Facts = dict[str, str]
-# Maps a possible command to the facts that the command changes, with their new values.
+# Maps a possible command to the new values of the facts that the command changes.
 Effects = dict[str, Facts]
 
 ARTICLES = ("a", "an", "the")
@@ -37,8 +37,8 @@ class World(Env):
     - `relevant`: returns the things that a shortest plan may need. A subclass with its own `search`
       needs no `relevant`.
     - `effects`: returns all possible commands with the facts that they change. `search` passes
-      the relevant things as the argument `only`. If `only` is not None, `effects` may leave out
-      commands that a shortest plan does not need.
+      the relevant things to `effects` as the argument `only`. If `only` is given, `effects` may
+      leave out commands that a shortest plan does not need.
     - `progress`: returns the share of the task that is done, 0..1.
     - `_start`: sets up an instance and ends with a call of `_open`.
     """
@@ -94,7 +94,7 @@ class World(Env):
         return "\n".join(line for line in lines if line)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return `count` random commands, each possible after the ones before it.
+        """Return `count` random commands. Each is possible after the previous commands.
 
         If `self.facts` is empty, return only one command. Without facts, `effects` knows only the
         commands that are possible now.
@@ -109,7 +109,7 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """Return the possible command that shares most words with the `final_command` of `_open`.
+        """Return the possible command that shares most words with `final_command` (see `_open`).
 
         If several commands share equally many words, return the first.
         """
@@ -141,7 +141,7 @@ class World(Env):
         return None
 
     def _contents(self) -> dict[str, list[str]]:
-        """Return {place: the things in it, with their states, such as 'hot apple 1'}."""
+        """Map each place to the things in it. States precede names, as in 'hot apple 1'."""
         contents = {}
         for name, place in self.facts.items():
             state = self.facts.get(f"{name} is", "")

@@ -6,8 +6,8 @@ A line of the user's file is one of these JSON objects:
     {"title": "The Nile", "text": "The Nile is ..."}         a passage
     {"question": "Where does the Nile end?", "answer": "the Mediterranean"}
 
-An "answer" may be a list of right answers. A question may have "steps", such as ["search Nile"]:
-the tool calls that a demonstration makes before it answers.
+An "answer" may be a list of right answers. A question may have "steps", such as ["search Nile"].
+Steps are the tool calls that a demonstration makes before it answers.
 """
 
 from configurator import UserError
@@ -151,7 +151,7 @@ def read_row(line: bytes) -> Document | Question:
 def read_steps(value: object) -> tuple[str, ...]:
     """Read the steps of a question.
 
-    Raises: ValueError if `value` is not a list of legal calls of search and calc."""
+    Raises: ValueError if `value` is not a list of legal calls of `search` or `calc`."""
     if not isinstance(value, list):
         raise ValueError(f"steps must be a list of calls, got {printable(repr(value), limit=50)}")
     steps = []
@@ -182,7 +182,7 @@ def read_value(value: object, key: str) -> str | int | float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number:
         return read_call_text(value, key, MAX_VALUE)
-    if not abs(value) < MAX_NUMBER:  # also true for nan
+    if not abs(value) < MAX_NUMBER:  # this test also refuses nan
         raise ValueError(f"{key} is {value!r:.50}; expected an absolute value below {MAX_NUMBER:,}")
     return value
 
@@ -190,7 +190,7 @@ def read_value(value: object, key: str) -> str | int | float:
 def read_call_text(value: object, key: str, limit: int) -> str:
     """Read a text that an action can contain.
 
-    Raises: ValueError if `read_text` refuses the text, or if the text has || or </answer>."""
+    Raises: ValueError if `read_text` refuses the text, or if the text has `||` or `</answer>`."""
     text = read_text(value, key, limit)
     if "||" in text or "</answer>" in text:
         raise ValueError(f"{key} {text!r} contains || or </answer>, which no action can contain")
@@ -223,7 +223,7 @@ class Index:
         for number, text in enumerate(self.folded):
             for word in words_of(text):
                 places.setdefault(word, []).append(number)
-        # word -> ascending indices of the documents that contain the word
+        # maps each word to the ascending indices of the documents that contain the word
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
         # the words of each document's name, without articles
         self.name_words = [words_of(drop_articles(document.name)) for document in documents]
@@ -234,7 +234,8 @@ class Index:
         """Return up to `most` documents that share a word with the query, the best first.
 
         Each word of the query adds log(1 + N / n) to the score of each document that contains the
-        word. N is the number of all documents, n the number of documents that contain the word.
+        word. N is the number of all documents, and n is the number of documents that contain the
+        word.
         """
         scores = np.zeros(len(self.documents))
         # A set has a random order, and the order changes the rounding of the sums. Sorted words
@@ -245,7 +246,7 @@ class Index:
                 scores[numbers] += math.log(1 + len(self.documents) / len(numbers))
         found = []
         for _ in range(most):
-            best = int(scores.argmax())  # the first of equal scores
+            best = int(scores.argmax())  # argmax returns the first of equal scores
             if scores[best] == 0:
                 break
             found.append(self.documents[best])
@@ -255,7 +256,8 @@ class Index:
     def named_in(self, text: str) -> list[Document]:
         """Return the documents that `text` names, the longest name first.
 
-        `text` names a document if `text` has all words of the document's name, except articles."""
+        `text` names a document if `text` has all words of the document's name. Articles in the name
+        do not count."""
         words = words_of(text)
         named = []
         for document, own in zip(self.documents, self.name_words, strict=True):
@@ -275,13 +277,13 @@ class Index:
     def _is_found(self, number: int, most: int) -> bool:
         """Whether a search for the name of document `number` finds the document.
 
-        The search returns at most `most` documents, those with the highest scores.
+        The search returns up to `most` documents with the highest scores.
 
         Document `number` has the highest possible score, because it contains all words of its name.
-        Another document with all words of this name has the same score. Of two documents with the
-        same score, the search returns the document with the smaller index first. So the search
-        finds document `number` if fewer than `most` documents with a smaller index contain all
-        words of its name.
+        Every other document that contains all words of this name has the same score. Of two
+        documents with the same score, the search returns the document with the smaller index first.
+        So the search finds document `number` if fewer than `most` documents with a smaller index
+        contain all words of its name.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)

@@ -81,7 +81,7 @@ class Household(World):
         """Draw an instance.
 
         Returns: ("household", room, task type, kind of the wanted thing, kind of the target place,
-            place of the lamp or "", (thing, its place) for all things).
+            place of the lamp or "", tuple of pairs (thing, place)).
         """
         task = str(rng.choice(self.tasks))
         room = str(rng.choice(_rooms_for(task)))
@@ -173,11 +173,11 @@ class Household(World):
     def relevant(self, facts: Facts) -> set[str]:
         """Return the things and places that a shortest plan may need.
 
-        `World.search` passes these things and places to `effects` as `only`.
+        `World.search` passes these things and places to `effects` as the argument `only`.
 
         If several target places are in the same state, such as closed, a shortest plan needs only
-        one of these places. So only the first of these places is returned. But the places of the
-        player and of wanted things are always returned."""
+        one of these places. So only the first of these places is returned. But the player's
+        place and the places of wanted things are always returned."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
@@ -190,12 +190,12 @@ class Household(World):
     def progress(self, facts: Facts) -> float:
         """Return the share of the task's steps that are done, 0..1.
 
-        One step is to hold the thing, another is to store the thing in the target. A stored thing
-        counts as held. The tasks `clean`, `heat` and `cool` have a third step: to clean, heat or
-        cool the thing. Without this step, a thing in the target counts neither as stored nor as
-        held. The task `two` has two steps for each of two things, and the two things must be stored
-        in the same place. The task `light` has two steps: to hold the thing, and to be at the lit
-        lamp. The lamp step counts only while the player holds the thing.
+        The task `place` has two steps: to hold the thing, and to store the thing in the target. A
+        stored thing counts as held. The tasks `clean`, `heat` and `cool` have a third step: to
+        clean, heat or cool the thing. Without this step, a thing in the target counts neither as
+        stored nor as held. The task `two` has the steps of `place` for each of two things, and both
+        things must be stored in the same place. The task `light` has two steps: to hold the thing,
+        and to be at the lit lamp. The lamp step counts only while the player holds the thing.
         """
         if self.lamp:
             return self._reading_progress(facts)
@@ -243,7 +243,7 @@ class Household(World):
 
 
 def kind_of(name: str) -> str:
-    """Return 'drawer' for 'drawer 2'."""
+    """Return the kind in a name, such as 'drawer' in 'drawer 2'."""
     return name.split()[0]
 
 

@@ -48,8 +48,8 @@ class Quest(World):
     """Take an item, or put it somewhere, in a house of `w` rooms and `o` objects.
 
     Objects are furniture, keys and items; doors do not count. A shortest solution has exactly `q`
-    commands. With `goal=full` the task shows all of these commands, with `goal=last` the last one,
-    and with `goal=none` none of them.
+    commands. The task shows all of these commands with `goal=full`, only the last command with
+    `goal=last`, and no command with `goal=none`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Quest(World):
         )
 
     def _draw_house(self, rng: np.random.Generator) -> tuple[tuple, tuple, tuple]:
-        """Draw (links, (furniture, room) pairs, facts at the start)."""
+        """Draw a house. Return its links, its (furniture, room) pairs and its initial facts."""
         rooms = rng.permutation(ROOMS)[: self.num_rooms].tolist()
         colours = rng.permutation(COLOURS).tolist()
         start = rooms[rng.integers(len(rooms))]
@@ -124,8 +124,7 @@ class Quest(World):
     def key(self, instance: tuple) -> tuple:
         """Return a key that is the same for instances of the same house and goal.
 
-        The key does not depend on the order of the house's parts, nor on which of a link's two
-        rooms comes first.
+        The key does not depend on the order of the house's parts or of the two rooms of a link.
         """
         kind, links, furniture, facts, goal, _ = instance
         passages = frozenset([*links, *map(_reversed_link, links)])
@@ -233,9 +232,9 @@ class Quest(World):
             only |= containers | keys
 
     def progress(self, facts: Facts) -> float:
-        """Return the share of the task's steps that are done, 0..1; 1 if the goal is reached.
+        """Return the share of the task's steps that are done (0 to 1), or 1 if the goal is reached.
 
-        One step belongs to each thing, box or door that the shortest solution names. The step is
+        Each thing, box or door that the shortest solution names stands for one step. The step is
         done while this thing, box or door has another place or state than at the start. The goal is
         one more step.
         """

@@ -131,7 +131,7 @@ class TextWorld(World):
         return move._replace(terminated=self.state.done, effective=changed)
 
     def _description(self, command: str) -> str:
-        """Return the description of the thing that an `examine` command names; else ""."""
+        """Return the description of the thing that `command` examines, or "" if there is none."""
         text = ""
         for info in self.game.infos.values():
             if info.name and command == f"examine {drop_articles(info.name)}":
@@ -149,7 +149,7 @@ class TextWorld(World):
         return min(0.99, self.state.score / self.game.max_score)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """Return TextWorld's own plan from the present state, not always a shortest one.
+        """Return TextWorld's own plan from the present state. The plan is not always a shortest one.
 
         If TextWorld has no plan, return the commands of the walkthrough that are left. But if the
         first of these commands is impossible now, return ().
@@ -199,7 +199,7 @@ class Scene:
     holders: list[str]  # names of the things that can hold other things
     room: str = ""
     contents: dict[str, list[str]] = field(default_factory=dict)  # place -> things
-    states: dict[str, str] = field(default_factory=dict)  # thing -> its states, as "raw uncut"
+    states: dict[str, str] = field(default_factory=dict)  # thing -> states, such as "raw uncut"
     doors: dict[str, str] = field(default_factory=dict)  # room behind the door -> door
     ways: list[tuple[str, str]] = field(default_factory=list)  # (direction, room there)
 

@@ -1,4 +1,4 @@
-"""Tools: answer questions with calls of a search, a calculator and a key-value store.
+"""Tools: answer questions by calling a search, a calculator and a key-value store.
 
 `ToolUse` asks about the towns in documents.py, which are the same in every game. So a policy can
 learn the facts about the towns by heart. The key-value store differs from game to game.
@@ -24,7 +24,7 @@ TOOLS = ("search", "calc", "get", "put", "answer")
 KEYS = ("box", "wall", "floor", "corner", "edge", "board")
 KEY = re.compile(r"\w{1,20}")  # a key that `put` accepts
 MAX_TEXT = 200  # characters of a call after the name of the tool
-MAX_SHOWN = 300  # characters of a document's text in a result
+MAX_SHOWN = 300  # characters of a document's text in a search result
 MAX_ANSWERS = 100  # right answers that a `find` question may have
 MAX_STORED = 99  # the largest number in the store of a new game; the smallest is 11
 
@@ -49,7 +49,8 @@ class Task(NamedTuple):
 class ToolUse(Env):
     """Tasks about the bundled towns.
 
-    The optimal player makes 2 calls in a task `find`, 3 in `fetch`, 4 in `sum` and 5 in `put`.
+    The optimal player makes 2 calls in a `find` task, 3 calls in a `fetch` task, 4 calls in a
+    `sum` task and 5 calls in a `put` task.
     """
 
     noun = "town"
@@ -78,7 +79,7 @@ class ToolUse(Env):
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
         """Draw a `find` question: which item has the one or two wanted attributes?
 
-        The query of the optimal player holds the wanted attributes that are texts, and no numbers.
+        The query of the optimal player holds the wanted texts and leaves out the wanted numbers.
         Returns: None if this query finds no item with all wanted attributes (see `fits`), or if
             more than MAX_ANSWERS items have all wanted attributes."""
         target = self._draw_item(rng)
@@ -141,7 +142,7 @@ class ToolUse(Env):
         )
 
     def _draw_put(self, rng: np.random.Generator) -> Task | None:
-        """Draw a `put` task: store the sum of an item's attribute and a number from the store.
+        """Draw a `put` task: add an item's attribute to a stored number, and store the sum.
 
         Returns: None if no attribute of the drawn item is a whole number."""
         document = self._draw_item(rng)
@@ -174,7 +175,7 @@ class ToolUse(Env):
                 return self.index.documents[number]
 
     def _draw_number(self, document: Document, rng: np.random.Generator) -> str:
-        """Return the name of a random attribute that is a whole number; "" if there is none."""
+        """Return the name of a random attribute that is a whole number, or "" if there is none."""
         names = [name for name in document.attributes if is_whole(document, name)]
         return str(rng.choice(names)) if names else ""
 
@@ -188,8 +189,8 @@ class ToolUse(Env):
         self.store = dict(task.store)
         self.steps = [Step(*step) for step in task.steps]
         self.last_calls = task.last_calls
-        # "document NAME" for each document found so far, "key KEY" for each key read,
-        # "value NUMBER" for each value calculated, "call CALL" for each call made
+        # The set holds "document NAME" for each document found so far, "key KEY" for each key read,
+        # "value NUMBER" for each value calculated and "call CALL" for each call made.
         self.proofs: set[str] = set()
         self.result = ""
 
@@ -275,7 +276,7 @@ class ToolUse(Env):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """Return only the next call, so that the player reads the result of each call.
 
-        If more calls are needed than turns are left, return up to `max_actions` calls."""
+        If the task needs more calls than there are turns left, return up to `max_actions` calls."""
         calls = self._missing_calls()
         return calls[:max_actions] if len(calls) > turns_left else calls[:1]
 
@@ -310,10 +311,10 @@ class ToolUse(Env):
 
 
 class OwnData(ToolUse):
-    """Tasks from a user's file (items, passages, questions), with the tools of `ToolUse`.
+    """Tasks from a user's file (items, passages, questions). The tools are those of `ToolUse`.
 
-    If the file has questions, the questions are the tasks. Otherwise tasks about the items are
-    drawn.
+    If the file has questions, the questions are the tasks. Otherwise `draw` makes tasks about the
+    items.
     """
 
     # True, because `OwnData` reads a file. See the comment at `Env.runs_programs`.
@@ -336,7 +337,7 @@ class OwnData(ToolUse):
             raise UserError(
                 f"{file} has no questions, so it must have items with attributes and nothing else"
             )
-        # Without questions, the tasks ask about items that a search for their name returns.
+        # Without questions, the tasks ask about items that a search for the item's own name finds.
         asked_about = self.questions or self.index.found_by_name(results)
         if task == "all":
             self.tasks = possible_tasks(documents)
@@ -353,12 +354,12 @@ class OwnData(ToolUse):
         return ("tools", *Task(question.text, (), self._steps_to(question), last_calls))
 
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
-        """Return the steps that the file gives for a question, or else up to two searches.
+        """Return the steps that the file gives for a question, or up to two searches if it gives none.
 
-        The first search has one of these queries: the name of a document that the question names,
-        or all words of the question. If the results of one of these queries show the answer
-        `question.answers[0]`, the search with this query is the only step. If no query shows the
-        answer, the second search is for the name of a document with the answer.
+        The queries are the name of each document that the question names, then all words of the
+        question. The first query whose results show the answer `question.answers[0]` is the only
+        search. If no query shows the answer, the first query that finds anything is followed by a
+        search for the name of a document with the answer.
         """
         if question.steps:
             return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)
@@ -381,7 +382,7 @@ class OwnData(ToolUse):
     def _search_for_answer(self, answer: str) -> tuple[Step, ...]:
         """Return one step, a search that shows the answer. The query is the name of a document.
 
-        Return () if no document with the answer is found by a search for its own name.
+        Return () if no document with the answer can be found by its own name.
         """
         folded = answer.casefold()
         for document, text in zip(self.index.documents, self.index.folded, strict=True):
@@ -409,7 +410,7 @@ def possible_tasks(documents: list[Document]) -> tuple[str, ...]:
 
 
 def result_of(document: Document) -> str:
-    """Return the line of a document in the results of a search."""
+    """Return the line that the results of a search show for a document."""
     return f"{document.name}: {document.text[:MAX_SHOWN].removesuffix('.')}."
 
 
