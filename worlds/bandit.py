@@ -8,13 +8,13 @@ from envs import Env, Move
 
 
 class Bandit(Env):
-    """One choice between two arms, which the policy knows only by their names.
+    """The policy chooses once between two arms, and knows only their names.
 
     The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
     """
 
-    # Maps a value of the option `pair` to pairs of arms, each written as LOW/HIGH. A game draws one
-    # of the pairs.
+    # Maps a value of the option `pair` to one or more pairs of arms. A pair is written LOW/HIGH.
+    # A game draws one of these pairs.
     PAIRS = {
         "phoenix": "Phoenix/Dragon",
         "trader": "Trader/Librarian",

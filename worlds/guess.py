@@ -54,7 +54,7 @@ class Guess(Env):
 
     def _start(self, instance: tuple) -> None:
         self.text, _ = self.game.reset(seed=0, options={"secret": instance[1]})
-        self.low = 1  # low <= secret <= high, by the answers so far
+        self.low = 1  # the answers so far imply low <= secret <= high
         self.high = self.game.largest
 
     def _read(self, action: str) -> int | None:
@@ -93,7 +93,7 @@ class Guess(Env):
         return str(self.low)
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return a random guess for a demonstration of SFT.
+        """Return a random guess as a demonstration for SFT.
 
         The guess ignores the answers. So after SFT on such guesses, only RL can teach the policy to
         use "higher" and "lower"."""

@@ -17,7 +17,7 @@ TOLERANCE = 1e-9  # plans are equally good if their values differ by less than t
 # ---------- FrozenLake
 
 
-LAKE_DELTAS = ((0, -1), (1, 0), (0, 1), (-1, 0))  # (rows, columns) of Left, Down, Right, Up
+LAKE_DELTAS = ((0, -1), (1, 0), (0, 1), (-1, 0))  # change of (row, column) by Left, Down, Right, Up
 
 
 def lake_neighbour(size: int, cell: int, direction: int) -> int:
@@ -86,12 +86,12 @@ def lake_plans(
     max_actions: int,
     budget: int,
 ) -> np.ndarray:
-    """Return the optimal moves of a turn, as a code, for each (turns left, cell, actions left).
+    """Return a code of the best moves in one turn, for each (turns left, cell, actions left).
 
     This is value iteration over turns. V_t(cell, a) is the value of `cell` if t turns and `a`
     actions are left. An action is one move. In a turn, the player commits to a sequence q of 1 to
     `max_actions` moves. |q| is the number of moves in q. If `a` actions are left, q has at most `a`
-    moves, and:
+    moves. The recursion is:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
     If this maximum is below V_{t-1}(cell, a), then V_t(cell, a) is V_{t-1}(cell, a) instead, as if
     the player could skip a turn. V_0 is 1 at the goal, FALL_VALUE in a hole, and 0 elsewhere.
@@ -137,8 +137,9 @@ def move_sequences(
     Args:
         single_moves: transition matrices of the four moves, (4, cells, next cells).
     Returns:
-        For each length j: the codes of the 4**j sequences (see `decode_moves`), shape (4**j,), and
-        their transition matrices, shape (4**j, cells, next cells).
+        One pair (codes, matrices) for each length j. `codes`, (4**j,), holds the codes of all
+        sequences of j moves (see `decode_moves`). `matrices`, (4**j, cells, next cells), holds
+        their transition matrices.
     """
     num_cells = single_moves.shape[-1]
     digits = np.arange(1, 5)
@@ -153,9 +154,9 @@ def move_sequences(
 
 
 def decode_moves(code: int) -> list[int]:
-    """Return the moves, each 0..3, of a code from `lake_plans`.
+    """Return the moves (0 to 3) that a code from `lake_plans` stands for.
 
-    A base-5 digit d of the code is the move d - 1.
+    A base-5 digit d of the code stands for the move d - 1.
 
     >>> decode_moves(2 * 5 + 4)
     [1, 3]
@@ -170,9 +171,10 @@ def decode_moves(code: int) -> list[int]:
 def sokoban_move(
     floor: frozenset[int], player: int, boxes: tuple[int, ...], delta: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Return (player, boxes) after the player moved to cell `player + delta`; None if blocked.
+    """Return (player, boxes) after a move to cell `player + delta`, or None if it is blocked.
 
-    A box in this cell is pushed one cell further. Sorted `boxes` stay sorted.
+    A box in cell `player + delta` is pushed one cell further. If `boxes` is sorted, the returned
+    boxes are sorted too.
     """
     ahead = player + delta
     beyond = ahead + delta
@@ -196,7 +198,7 @@ def sokoban_solution(
 ) -> tuple[int, ...] | None:
     """Find a shortest sequence of moves that puts all boxes on targets, by breadth-first search.
 
-    Args: deltas: the change of the cell number by each move.
+    Args: deltas: for each move, what it adds to the number of the player's cell.
     Returns: indices into `deltas`; None if there is no solution.
     """
     start = (player, boxes)

@@ -21,7 +21,7 @@ FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, d
 # face. When the cube is solved, the sticker that is now in this place lies on the named face.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
-# face -> the cycles of places for a clockwise turn of the face. The turn moves each sticker to the
+# Maps a face to the cycles of places for its clockwise turn. The turn moves each sticker to the
 # next place of its cycle. The sticker in the last place moves to the first place. The places of a
 # face are numbered row by row. The back face is seen from behind. The down face is seen from below,
 # with its front edge on top.
@@ -30,14 +30,16 @@ CYCLES = {
     "R": ((4, 5, 7, 6), (3, 20, 15, 11), (1, 22, 13, 9)),
     "F": ((8, 9, 11, 10), (2, 4, 13, 19), (3, 6, 12, 17)),
 }
-NEAR = 6  # `near_solved` holds all cubes at most this many turns from SOLVED: 11,913 of 3,674,160
+# `near_solved` holds all cubes at most this many turns from SOLVED. These are 11,913 of the
+# 3,674,160 cubes.
+NEAR = 6
 MAX_DISTANCE = 14  # every cube can be solved by at most this many quarter turns
 
 
 def _sources() -> dict[str, tuple[int, ...]]:
     """Return {action: sources}.
 
-    After the action, each of the 24 places i has the sticker that was in place sources[i] before.
+    After the action, place i (0 to 23) has the sticker that was in place sources[i] before.
     """
     sources = {}
     for face, cycles in CYCLES.items():
@@ -110,7 +112,7 @@ class Rubik(Env):
         return list(shortest_solution(self.cube)[:max_actions])
 
     def greedy(self) -> str:
-        """Choose the action after which `count_pairs` is highest; of equal actions, the first."""
+        """Choose the first of the actions after which `count_pairs` is highest."""
         return max(self.actions, key=lambda action: count_pairs(turn(self.cube, action)))
 
 

@@ -55,7 +55,7 @@ def draw_room(
 
 
 def dig_floor(rng: np.random.Generator, size: int) -> set[int]:
-    """Return the floor cells that a random walk digs, with a random mask at each step."""
+    """Return the floor cells dug by a random walk that draws a random mask for each step."""
     direction = DIRECTIONS[rng.integers(4)]
     row, col = rng.integers(1, size, size=2).tolist()
     last = size - 2  # the last row and column inside the walls
@@ -79,24 +79,24 @@ def reverse_play(
 ) -> tuple[int, tuple[int, ...]]:
     """Pull the boxes away from the targets, by depth-first search.
 
-    In a game, the player can make the same moves backward, in reverse order. Then each pull becomes
-    a push, and the boxes end on the targets. So the room can be solved.
+    In a game, the player can undo the moves of this search, the last move first. Then each pull
+    becomes a push, and the boxes end on the targets. So the room can be solved.
 
     A move pulls the box behind the player, if there is one. The search looks for the best state. In
     the best state, neither a box nor the player is on a target. Of all visited states that meet
     this condition, the best has the largest product of
-    - the number of switches to another box, the first pull included, and
+    - the number of changes of the pulled box (the first pull counts as a change), and
     - the total Manhattan distance of the boxes to their targets.
 
     Returns:
-        (player, boxes) in the best state, or at the start if there is none.
+        (player, boxes) in the best state, or at the start if no visited state meets the condition.
         Box i began on target i.
     """
     best = (player, targets)
     best_score = 0
     visited = set()
     # An entry of the stack: player, boxes, index of the box pulled last (-1: none yet), number of
-    # switches to another box, moves left.
+    # changes of the pulled box, moves left.
     stack = [(player, targets, -1, 0, search_depth - 1)]
     while stack and len(visited) < MAX_STATES:
         player, boxes, last_box, num_changes, moves_left = stack.pop()
@@ -154,6 +154,6 @@ def manhattan_distance(size: int, a: int, b: int) -> int:
 
 
 def total_distance(size: int, boxes: tuple[int, ...], targets: tuple[int, ...]) -> int:
-    """Return the sum of the Manhattan distances from box i to target i."""
+    """Return the sum over i of the Manhattan distance from box i to target i."""
     pairs = zip(boxes, targets, strict=True)
     return sum(manhattan_distance(size, box, target) for box, target in pairs)

@@ -1,1 +1,1 @@
-"""Programs to repair: small ones, and projects of SWE-Gym in a sandbox."""
+"""Environments where the policy repairs code: short functions, or SWE-Gym projects in a sandbox."""

@@ -1,7 +1,7 @@
 """An interpreter for a small part of Python, with whole numbers and lists of whole numbers.
 
-In this interpreter, `repair.py` runs the code that a policy writes. No sandbox is needed, because
-the interpreter limits steps and sizes, and knows only the statements and functions below.
+`repair.py` uses this interpreter to run the code that a policy writes. No sandbox is needed,
+because the interpreter limits steps and sizes, and knows only the statements and functions below.
 """
 
 import ast
@@ -9,8 +9,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-# A step is an executed statement or operation. For each argument, a program may take MAX_STEPS
-# steps. For an argument of a test, the right code in `repair.LIBRARY` takes at most 64 steps.
+# A step is an executed statement or operation. A program may take MAX_STEPS steps for each
+# argument. The right code in `repair.LIBRARY` takes at most 64 steps in each test.
 MAX_STEPS = 200
 MAX_NUMBER = 10**6  # largest absolute value that an operator or a function may give
 MAX_LENGTH = 64  # numbers in a list
@@ -34,7 +34,7 @@ def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
     """Call a function once for each argument.
 
     Args: source: the text of one function with one parameter.
-    Returns: for each argument, the value that the function returns, or "error: ..." if it fails.
+    Returns: for each argument, the value that the function returns, or "error: ..." if a call fails.
 
     >>> interpret("def half(n): return 6 // n", [2, 0])
     [3, 'error: integer division or modulo by zero']
@@ -47,7 +47,7 @@ def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
         parameters = function.args.args
         run = program.block(function.body)
         (parameter,) = parameters
-    except (*ERRORS, AttributeError) as error:  # AttributeError: the first statement has no `args`
+    except (*ERRORS, AttributeError) as error:  # AttributeError if `body[0]` is not a function
         return [f"error: {error}"] * len(arguments)
 
     results = []
@@ -102,12 +102,12 @@ OPERATIONS = {
 
 
 class Returned(NamedTuple):
-    """What a `Statement` returns if it executed a `return`."""
+    """The result of a `Statement` that executed a `return`."""
 
     value: int | list[int] | None
 
 
-# executes a statement; returns None if the program goes on with the next statement
+# executes a statement; gives `Returned` if the statement executed a `return`, else None
 Statement = Callable[[], Returned | None]
 Expression = Callable[[], int | list[int] | None]  # computes a value
 
@@ -123,12 +123,12 @@ class Program:
 
     def __init__(self):
         self.names = {}  # name -> value
-        self.steps = 0  # executed statements and operations; `interpret` sets 0 for each argument
+        self.steps = 0  # executed statements and operations; reset to 0 for each argument
 
     def count_step(self) -> None:
         """Count one step. Each loop iteration has at least one step, so MAX_STEPS ends all loops.
 
-        Raises: ProgramError after MAX_STEPS."""
+        Raises: ProgramError after MAX_STEPS steps."""
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise ProgramError("too many steps")
@@ -228,8 +228,8 @@ class Program:
                 value = operand()
                 if bool(value) == decisive:
                     return value
-            # No operand has the truth value `decisive`, so the last operand gives the value. The
-            # next line computes the last operand again, so the steps of this operand count twice.
+            # No operand has the truth value `decisive`, so the result is the last operand. The next
+            # line computes the last operand again, so the steps of this operand count twice.
             return operands[-1]()
 
         return compute

@@ -21,11 +21,11 @@ from envs import Env, Move
 from worlds.code.mini_python import interpret
 
 NUM_TESTS = 10
-NUM_VISIBLE = 4  # tests that the command `run` shows; the others are hidden
-MAX_LINE = 100  # characters of the text in an edit
+NUM_VISIBLE = 4  # tests that the command `run` shows; the other tests are hidden
+MAX_LINE = 100  # most characters that an edit may write
 
-# Each block is "name(parameter): description", then the body. K stands for a number that `draw`
-# chooses.
+# Each block is one function: the line "name(parameter): description", then the body. K stands for
+# a number that `draw` chooses.
 LIBRARY_TEXT = """
 above(xs): how many of xs exceed K
     n = 0
@@ -102,10 +102,10 @@ jumps(xs): how many neighbours differ by over K
         if abs(xs[i] - xs[i - 1]) > K: n += 1
     return n
 """
-# "above(xs): how many of xs exceed K" -> body
+# Maps a title, such as "above(xs): how many of xs exceed K", to the body of the function.
 LIBRARY = dict(block.split("\n", 1) for block in LIBRARY_TEXT.strip().split("\n\n"))
 
-# correct operator -> the wrong operator that a fault puts in its place
+# Maps a correct operator to the wrong operator that a fault puts in its place.
 SWAPS = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -125,7 +125,7 @@ class Command(NamedTuple):
     """An action that `Repair._read` has parsed."""
 
     verb: str  # read, run, submit or edit
-    index: int = 0  # of the edited line, from 0
+    index: int = 0  # index of the edited line, counted from 0
     text: str = ""  # new text of the edited line
 
 
@@ -154,7 +154,7 @@ class Repair(Env):
         self.reward = reward
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw ("repair", key of LIBRARY, value of K, faulty code)."""
+        """Draw an instance: ("repair", key of LIBRARY, value of K, faulty code)."""
         title = str(rng.choice(list(LIBRARY)))
         k = int(rng.integers(2, 16))
         return ("repair", title, k, str(rng.choice(faults(title, k))))
@@ -192,7 +192,7 @@ class Repair(Env):
         elif command.verb == "run":
             self.output = self._visible_report()
 
-        if command.verb == "submit" or not self.actions_left:  # the last action submits as well
+        if command.verb == "submit" or not self.actions_left:  # the last action also submits
             return self._submit()
         changed = self.lines != old_lines
         return Move(0.0, terminated=False, success=False, effective=changed)
@@ -323,7 +323,7 @@ def faults(title: str, k: int) -> list[str]:
 
 
 def _mutations(tree: ast.Module) -> Iterator[str]:
-    """Yield the code after each single change of an operator or a number in `tree`."""
+    """Change one operator or number of `tree` at a time, and yield each changed code."""
     for node in list(ast.walk(tree)):
         field, values = _replacements(node)
         for value in values:

@@ -20,7 +20,7 @@ from itertools import count
 from typing import IO
 
 MAX_SECONDS = 60  # for a command
-MAX_OUTPUT = 2**20  # bytes of output that are returned
+MAX_OUTPUT = 2**20  # `run_sandboxed` returns at most this many bytes of output
 MAX_FILES = 100_000  # files and folders that the folder of a task may hold
 MAX_BYTES = 2**31  # bytes on disk that the folder of a task may hold
 CHECK_S = 1.0  # seconds between two checks of the folder while a command runs
@@ -43,8 +43,8 @@ ENVIRONMENT = {
 }
 
 # A shell script that builds a new root file system, enters it, and runs a command without any
-# privilege. The arguments: an empty folder for the root, the folder of the task, a user id ("" for
-# the present user), the command, and the folders to mount read-only.
+# privilege. The script takes these arguments in order: an empty folder for the root, the folder of
+# the task, a user id ("" for the present user), the command, and the folders to mount read-only.
 ISOLATE = """
 set -e
 umask 022
@@ -111,9 +111,10 @@ def run_sandboxed(
         isolated: if False, the command runs as the present user, with resource limits only. These
             limits are no security boundary. Without isolation, a process that leaves the command's
             process group keeps running after the command.
-    Returns: the exit status (None if killed after MAX_SECONDS), and the first MAX_OUTPUT bytes of
-        the output.
-    Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.
+    Returns: the exit status (None if the command was killed after MAX_SECONDS), and the first
+        MAX_OUTPUT bytes of the output.
+    Raises: FolderFull if the folder holds more than MAX_FILES files or MAX_BYTES bytes, or is
+        nested too deep.
     """
     with (
         tempfile.TemporaryDirectory() as new_root,
@@ -151,7 +152,7 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
 def _run(arguments: list[str], folder: str, stdin: IO, output: IO) -> int | None:
     """Run a process, and kill its process group afterwards.
 
-    Returns: the exit status; None if the process was killed after MAX_SECONDS.
+    Returns: the exit status, or None if the process was killed after MAX_SECONDS.
     Raises: FolderFull if the folder becomes too large or too deep."""
     process = subprocess.Popen(
         arguments,
@@ -190,7 +191,7 @@ def can_isolate() -> bool:
 class TaskFolder:
     """A temporary folder, which is removed by `cleanup` or at the end of the object's life.
 
-    tempfile.TemporaryDirectory recurses, so it could not remove a thousand nested folders.
+    tempfile.TemporaryDirectory removes folders by recursion, so it could fail at deep nesting.
     """
 
     def __init__(self):
@@ -231,11 +232,13 @@ def _is_real_folder(path: str) -> bool:
 def check_size(folder: str, *, finished: bool) -> None:
     """Check the number of files and bytes in a folder and its subfolders.
 
-    The function does not recurse, because a command can make a thousand nested folders.
+    A command can nest folders beyond Python's recursion limit, so the function does not recurse.
 
-    Args: finished: True if no command runs any more. If True, make unreadable folders readable,
-        to count what they hold.
-    Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.
+    Args:
+        finished: True after the command has ended. Then the function also makes unreadable folders
+            readable, to count what they hold.
+    Raises: FolderFull if the folder holds more than MAX_FILES files or MAX_BYTES bytes, or is
+        nested too deep.
     """
     num_files = 0
     num_bytes = 0

@@ -1,10 +1,10 @@
-"""SWE: the tasks (rows) of the data set SWE-Gym, on local git checkouts.
+"""SWE: code tasks on local git checkouts. Each row of the data set SWE-Gym is a task.
 
-This is the code task of arXiv 2510.01132 without containers. Deliberate differences:
-- Commands and tests run in the sandbox of `sandbox.py`. The option `sandbox=none` switches it off.
+This is the code task of arXiv 2510.01132 without containers. Deliberate differences from the paper:
+- Commands and tests run in the sandbox of `sandbox.py`, unless the option `sandbox=none` is set.
 - The policy gets the files of the base commit without the git history, because the history may
   contain the answer.
-- Tests that the unpatched code already passes earn no reward. With a reward for these tests, a
+- Tests that the unpatched code already passes earn no reward. If these tests earned reward, a
   patch without effect could earn most of the reward.
 
 Tests run in the same process as the code that they test, so the tested code can forge the report
@@ -71,8 +71,8 @@ class SWE(Env):
     """Tasks of SWE-Gym. `rows` is a file of JSON lines, with one row of the data set per line.
 
     The folder of the file `rows` must also hold a git checkout of each repository, for example
-    `moto` for `getmoto/moto`. An action is a shell command in a copy of the base commit, or
-    `submit`.
+    `moto` for `getmoto/moto`. An action is `submit` or a shell command. Shell commands run in a
+    copy of the base commit.
     """
 
     blocking = True
@@ -103,7 +103,7 @@ class SWE(Env):
         self.isolated = sandbox == "required"
         self.rows = read_rows(Path(rows))
         # With fewer than 4 * SPLIT_SIZE rows, two disjoint fixed splits would leave too few rows
-        # for training. Then the splits may share rows.
+        # for training. In this case the splits may share rows.
         self.repeats = len(self.rows) < 4 * SPLIT_SIZE
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -166,8 +166,8 @@ class SWE(Env):
         passed = len(deciding & self._passed_tests()) / len(deciding)
         success = passed == 1
         reward = float(success)
-        # With "ratio", each failed test costs 1 / len(failing). The unpatched code fails exactly
-        # the tests in `failing`, so the unpatched code gets 0.
+        # The reward "ratio" falls by 1 / len(failing) for each failed test. The unpatched code
+        # fails exactly the tests in `failing`, so the unpatched code gets the reward 0.
         if self.reward == "ratio":
             reward = max(0.0, 1 - (1 - passed) * len(deciding) / len(failing))
         return Move(reward, terminated=True, success=success, effective=True)
@@ -261,9 +261,10 @@ def archive_commit(checkout: Path, commit: str) -> bytes:
 
 
 def read_rows(path: Path) -> dict[str, dict]:
-    """Read a file of JSON lines, each a row of SWE-Gym.
+    """Read a file of JSON lines. Each line is a row of SWE-Gym.
 
-    Returns: {instance_id: row}. Raises: UserError for a missing file or an illegal row.
+    Returns: a dict that maps each `instance_id` to its row.
+    Raises: UserError for a missing file or an illegal row.
     """
     if path.exists() and not path.is_file():
         raise UserError(
@@ -299,7 +300,7 @@ def _check_row(line: str) -> dict:
 
 
 def _mistakes_in(row: dict) -> Iterator[str]:
-    """Yield a sentence for each illegal value.
+    """Yield an error message for each illegal value.
 
     Values become parts of shell commands, so an illegal value could run other commands."""
     for key, kind in ROW_TYPES.items():
@@ -329,14 +330,14 @@ def _mistakes_in(row: dict) -> Iterator[str]:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Whether UTF-8 can encode a text, and a command line can hold it."""
+    """Return whether UTF-8 can encode a text and a command line can hold the text."""
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _is_inside(file: str) -> bool:
-    """Whether a name is a path below the working folder, and no command-line option."""
+    """Return whether a name is a path below the working folder and not a command-line option."""
     parts = file.split("/")
-    is_option = file.startswith(("-", "@"))  # pytest reads arguments from FILE if it gets @FILE
+    is_option = file.startswith(("-", "@"))  # pytest takes @FILE as a file of arguments
     return file.isprintable() and not is_option and not {"", ".", ".."} & set(parts)
 
 

@@ -56,7 +56,9 @@ class Gem(Hub):
     # ---------- instances
 
     def begin(self, seed: int) -> str:
-        """Start the game of this seed. Return the board, with the rules in front if they vary."""
+        """Start the game of this seed.
+
+        If the rules vary, return the rules and the board. Otherwise return only the board."""
         self.isolation.seed(seed)
         with self.isolation.run():
             self.game = make_game(self.name, self.arguments)
@@ -174,7 +176,7 @@ def use_local_words(module_name: str) -> None:
 def local_words(language: str) -> list[str]:
     """Return the words that replace the word list `language` of NLTK.
 
-    The words of the list "en" come from a dictionary, those of "en-basic" from a story."""
+    The words of "en" come from a dictionary. The words of "en-basic" come from a story."""
     from reasoning_gym.data import read_data_file
 
     if language == "en":
@@ -183,7 +185,7 @@ def local_words(language: str) -> list[str]:
     return sorted(word for word in words if len(word) in WORD_LENGTHS)
 
 
-# ---------- random players: (game, rng) -> action
+# ---------- random players: each function maps (game, rng) to an action
 
 
 def random_direction(game: Any, rng: np.random.Generator) -> str:
@@ -239,7 +241,8 @@ def random_of_game(game: Any, rng: np.random.Generator) -> str:
     return action.removeprefix("\\boxed{").removesuffix("}")
 
 
-# ---------- reference players: game -> actions; they use only what a player can know
+# ---------- reference players: each function maps a game to actions
+# The actions depend only on what a player can know.
 
 
 def plan_sudoku(game: Any) -> list[str]:
@@ -268,7 +271,7 @@ def plan_towers(game: Any) -> list[str]:
 
 
 def plan_tiles(game: Any) -> list[str]:
-    """Return a shortest solution; [] if none is found.
+    """Return a shortest solution, or [] if `search` finds none.
 
     In gem-llm 0.1.0, half of the boards of FifteenPuzzle have no solution."""
     size = game.num_rows
@@ -289,9 +292,9 @@ def plan_tiles(game: Any) -> list[str]:
 
 
 def search(start: Hashable, goal: Hashable, moves: Callable) -> list[str]:
-    """Find a shortest list of actions to the goal by breadth-first search; [] if none is found.
+    """Return a shortest list of actions to the goal, or [] if breadth-first search finds none.
 
-    Args: moves: state -> (action, next state) for each legal action.
+    Args: moves: maps a state to pairs (action, next state), one pair for each legal action.
     """
     paths = {start: ()}
     queue = [start]
@@ -346,8 +349,8 @@ def plan_word(game: Any) -> list[str]:
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
     """Return a mark for each sign of a guess, as in Wordle. A sign is a letter or a number.
 
-    G: the secret has the sign in this place. Y: the secret has the sign in another place, and no G
-    or earlier Y uses that place. X: all other signs.
+    G: the secret has the sign in this place. Y: the secret has the sign in another place
+    that no G and no earlier Y uses. X: all other signs.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']
@@ -388,12 +391,12 @@ def plan_letters(game: Any) -> list[str]:
 
 
 class Kind(NamedTuple):
-    """The actions of a kind of games, and the players (random and reference) of these games."""
+    """The actions, the random player and the reference player of a kind of games."""
 
-    pattern: re.Pattern  # matches the actions that the game can read, in lower case
+    pattern: re.Pattern  # matches each lower-case action that the game can read
     random: Callable[[Any, np.random.Generator], str]
     plan: Callable[[Any], list[str]] | None = None
-    guesses: bool = False  # True: a move is effective even if the board stays the same
+    guesses: bool = False  # whether a move is effective even if the board stays the same
 
 
 NUMBER = r"[0-9]{1,3}"

@@ -1,6 +1,6 @@
 """The environments of gymnasium with discrete actions, as `--env=gymnasium:ID`.
 
-The package is optional. The policy sees the text of the environment's renderer ("ansi"), the
+The package is optional. The policy sees the text of the environment's "ansi" renderer, the
 numbers of the observation, or both. For environments outside the table KNOWN below, options can
 name the actions and numbers, and say which games are won:
 
@@ -97,8 +97,8 @@ class Gymnasium(Hub):
     - `names`: names of the actions, such as up/down.
     - `values`: names of the numbers in an observation, such as row/column.
     - `success`: which games are won. With "end", a game is won if it ends by itself, not by the
-      environment's limit of steps. With "reward", the last reward must be above 0, too. With
-      "limit", a game is won if it lasts until the limit.
+      environment's limit of steps. With "reward", a game is won if it ends by itself and
+      the last reward is above 0. With "limit", a game is won if it lasts until the limit.
     - `settings`: arguments for gymnasium.make, such as is_slippery=False;map_name=8x8.
     """
 
@@ -174,7 +174,7 @@ class Gymnasium(Hub):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """Return the best next actions, from `best_actions`.
 
-        After an action with a random outcome the list ends, because the next state is unknown."""
+        The list ends after an action with a random outcome, because the next state is unknown."""
         transitions = vars(self.game.unwrapped).get("P")
         if transitions is None:
             raise UserError(f"gymnasium:{self.name} has no reference player but random")
@@ -236,7 +236,7 @@ class Gymnasium(Hub):
 
 
 def make_game(name: str, settings: str) -> Any:
-    """Make an environment of gymnasium, with its text renderer if it has one.
+    """Make an environment of gymnasium, and use its text renderer if it has one.
 
     Raises: UserError if gymnasium cannot make it.
     """
@@ -248,7 +248,7 @@ def make_game(name: str, settings: str) -> Any:
 
 @lru_cache
 def has_text_renderer(name: str, settings: str) -> bool:
-    """Whether an environment can show its state as text.
+    """Return True if an environment can show its state as text.
 
     Raises: UserError if gymnasium cannot make it.
     """
@@ -257,7 +257,7 @@ def has_text_renderer(name: str, settings: str) -> bool:
 
 
 def _make(name: str, arguments: dict[str, Any]) -> Any:
-    """Call gymnasium.make. Raises: UserError if that fails."""
+    """Call gymnasium.make. Raises: UserError if the call fails."""
     import gymnasium
 
     try:

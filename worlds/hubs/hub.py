@@ -74,10 +74,11 @@ class Isolation:
 class Hub(Env):
     """An environment of a hub. An instance from `draw` holds the seed of a game.
 
-    The option `splits` says how games of training and evaluation differ. With `splits=seen` no
-    training game has the first observation of an evaluation game, unless too few first observations
-    exist (`has_few_starts`). With `splits=seed` the seeds differ, but first observations may be
-    equal. Games that start slowly use `splits=seed`, because `draw` then need not begin a game.
+    The option `splits` says how games of training and evaluation differ. With `splits=seen`
+    training and evaluation games share no first observation. An environment with too few first
+    observations (`has_few_starts`) is an exception. With `splits=seed` the seeds differ, but first
+    observations may be equal. Games that start slowly use `splits=seed`, so that `draw` begins no
+    game.
 
     A subclass defines `begin`, and calls it in `_start`.
     """
@@ -119,9 +120,9 @@ class Hub(Env):
             raise BrokenGame(f"the game of seed {seed} cannot begin") from error
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw ("hub", seed, the result of `begin`).
+        """Draw a seed and return the tuple ("hub", seed, result of `begin`).
 
-        The third value is "" if training and evaluation may share first observations, or if the
+        The third element is "" if training and evaluation may share first observations, or if the
         game cannot begin. A game that cannot begin raises its error in `_start`, not in `draw`."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
@@ -149,12 +150,11 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 
 @lru_cache
 def has_few_starts(spec: str) -> bool:
-    """Whether two of the games with the first 100 seeds have the same first observation.
+    """Return True if two games of the first 100 seeds have the same first observation.
 
-    The two fixed splits (eval and heldout) take 512 first observations, and training needs others.
-    This test rarely overlooks a game with too few first observations. If a game had only 1,000
-    first observations, all equally likely, the first observations of 100 seeds would all differ
-    with probability 0.6 %.
+    The two fixed splits (eval and heldout) take 512 first observations. Training needs further
+    first observations. This test rarely overlooks an environment with too few of them. With 1,000
+    equally likely first observations, the probability that all 100 games differ is 0.6 %.
     """
     env = make_env(spec)
     seen = set()
@@ -170,7 +170,7 @@ def has_few_starts(spec: str) -> bool:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Read 'key=value;key=value'. A value that is no Python literal stays a text.
+    """Read 'key=value;key=value'. A value that is not a Python literal stays a string.
 
     >>> parse_settings("size=8;map_name=8x8")
     {'size': 8, 'map_name': '8x8'}

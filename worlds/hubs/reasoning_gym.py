@@ -1,8 +1,8 @@
 """The generated datasets of the package reasoning-gym, as `--env=rg:NAME`.
 
 The package is optional. With one try, the score of the answer is the reward. With `tries=3` the
-player has three tries and sees the score of each. The reward of a try is how much the try
-raises the best score so far, so the rewards sum to the best score.
+player has three tries and sees the score of each. The reward of a try is the increase of the best
+score so far. So the rewards sum to the final best score.
 
 Some datasets evaluate the answer as Python. `harmless` and WITH_LITERALS below keep an answer
 from running as a program.
@@ -34,8 +34,8 @@ SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
-# The dataset acre makes all its questions before it returns the first, and word_ladder refuses to
-# have DATASET_SIZE questions. So each question of these two gets a dataset of its own.
+# The dataset acre makes all its questions before it returns the first one. The dataset word_ladder
+# cannot have DATASET_SIZE questions. So these two datasets are made anew for each question.
 ONE_BY_ONE = ("acre", "word_ladder")
 # These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (
@@ -44,7 +44,7 @@ HASH_DEPENDENT = (
     "polynomial_multiplication",
     "ransom_note",
 )
-REFUSED = {  # dataset -> why it cannot be used, or what to use instead
+REFUSED = {  # maps a dataset to why it cannot be used, or to what to use instead
     "codeio": "it runs programs that nobody has checked",
     "composite": "mix environments with --env='rg:A + rg:B' instead",
 }
@@ -55,7 +55,7 @@ WITH_LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion
 WITH_FORMULAS = (
     "countdown intermediate_integration polynomial_multiplication puzzle24 simple_integration"
 ).split()
-FUNCTIONS = (  # that a formula may call
+FUNCTIONS = (  # the functions that a formula may call
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs erf Ei Si Ci li"
 ).split()
 # These functions never grow like exp. So `is_arithmetic` allows exp(sqrt(x)) and sqrt(exp(x)), but
@@ -63,10 +63,10 @@ FUNCTIONS = (  # that a formula may call
 SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()
 MAX_FORMULA = 300  # characters
 MAX_EXPONENT = 100  # absolute value
-MAX_TERMS = 200  # terms that a formula may have after it is multiplied out
+MAX_TERMS = 200  # largest number of terms of a formula after it is multiplied out
 MAX_NUMBER = 10**12
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
-# keys under which the metadata of a question may give a right answer
+# keys of a question's metadata that may hold a right answer
 SOLUTIONS = ("example_correct_answer", "example_answer", "possible_answer", "solution")
 # Errors that datasets raise for an answer that they cannot read.
 UNREADABLE = (
@@ -144,7 +144,7 @@ class ReasoningGym(Hub):
         return Move(reward, terminated=won, success=won, effective=True)
 
     def score(self, answer: str) -> float:
-        """Return the score of an answer, 0..1; 0 if the dataset cannot read the answer."""
+        """Return the score (0 to 1) of an answer. An answer that the dataset cannot read scores 0."""
         if self.name in WITH_FORMULAS and not harmless(answer):
             return 0.0
         try:
@@ -223,7 +223,7 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
 
 
 def harmless(formula: str) -> bool:
-    """Whether a formula has only numbers, names, arithmetic and functions of mathematics.
+    """Whether a formula has only numbers, names, arithmetic and mathematical functions.
 
     sympy's parser runs any Python expression, so a formula is checked first. Powers and nested
     functions are limited, because values such as 9**9**9**9 exceed the memory. Products of sums
@@ -302,7 +302,7 @@ def num_terms(node: ast.expr) -> int:
         return num_terms(node.operand)
     if isinstance(node, ast.Call):
         return 2
-    # names of variables or functions
+    # a name is a variable or a function
     has_names = any(isinstance(part, ast.Name) for part in ast.walk(node))
     if not isinstance(node, ast.BinOp) or not has_names:
         return 1

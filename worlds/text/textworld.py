@@ -149,7 +149,7 @@ class TextWorld(World):
         return min(0.99, self.state.score / self.game.max_score)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """Return TextWorld's own plan from the present state. The plan is not always a shortest one.
+        """Return TextWorld's own plan from the present state. The plan may not be a shortest one.
 
         If TextWorld has no plan, return the commands of the walkthrough that are left. But if the
         first of these commands is impossible now, return ().

@@ -354,7 +354,7 @@ class OwnData(ToolUse):
         return ("tools", *Task(question.text, (), self._steps_to(question), last_calls))
 
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
-        """Return the steps that the file gives for a question, or up to two searches if it gives none.
+        """Return the steps in the file for a question, or up to two searches if there are none.
 
         The queries are the name of each document that the question names, then all words of the
         question. The first query whose results show the answer `question.answers[0]` is the only
