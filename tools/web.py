@@ -1,7 +1,7 @@
 """One HTTP request to an untrusted server, with a limit on time and bytes.
 
 Redirects are not followed, because a redirect could send the API key of the server to another host.
-Requests by https use the proxy in HTTPS_PROXY, except for servers in NO_PROXY.
+An https request uses the proxy in HTTPS_PROXY, unless NO_PROXY lists the server.
 """
 
 import http.client
@@ -26,7 +26,7 @@ def exchange(
 ) -> tuple[int, bytes]:
     """Send a request, and return the status code and the body of the reply.
 
-    Args: time_limit_s: for the whole reply, also if it arrives byte by byte.
+    Args: time_limit_s: after connecting, the limit on the whole exchange, not on each read.
     Raises: OSError (TimeoutError included), HTTPException or ValueError if no complete reply comes.
     """
     connection = _connection(url)
@@ -68,18 +68,19 @@ def _connection(url: str) -> http.client.HTTPConnection:
 
 
 def _shut_down(sock: socket.socket) -> None:
-    """Shut a socket down. This ends a read from the socket in another thread."""
+    """Shut a socket down, so that a pending read in another thread ends."""
     with suppress(OSError):  # the server may have closed the connection
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
-    """The body of a reply.
+    """Return the body of a reply.
 
     Raises: ValueError if the body has more than MAX_BYTES, IncompleteRead if it is shorter than
         Content-Length.
     """
-    expected = response.length  # the header Content-Length; None if a reply is chunked or lacks it
+    # The value of the header Content-Length, or None if the reply is chunked or lacks the header.
+    expected = response.length
     parts = []
     num_bytes = 0
     while num_bytes <= MAX_BYTES:

@@ -32,7 +32,7 @@ BLOCK_GAP = 0.14  # space below a block of text
 INK = "#24282c"
 GRAY = "#6f757b"
 FAILED = "#c65d45"
-TURN_MS = 2500  # milliseconds for which the frame of a turn is shown
+TURN_MS = 2500  # how long the frame of a turn is shown, in milliseconds
 END_MS = 4000
 ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
 
@@ -53,7 +53,7 @@ class Block(NamedTuple):
 class Frame(NamedTuple):
     """The board and the texts of a frame."""
 
-    board: str  # "" except for FrozenLake and Sokoban
+    board: str  # "" for environments other than FrozenLake and Sokoban
     blocks: list[Block]
 
 
@@ -170,7 +170,7 @@ def write_blocks(page: Axes, blocks: list[Block]) -> None:
             size=FONT_SIZE,
             color=block.color,
             weight=block.weight,
-            linespacing=1.3,  # the distance of lines is then about LINE_HEIGHT
+            linespacing=1.3,  # puts the lines about LINE_HEIGHT apart
             parse_math=False,
         )
         y += block.height()

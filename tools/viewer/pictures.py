@@ -104,7 +104,8 @@ FROZENLAKE_CELLS = {
     "X": ("ice", "hole", "player"),
     "√": ("ice", "flag", "player"),
 }
-# The layers of each kind of cell. Each alphabet in Sokoban.SYMBOLS has the kinds in this order.
+# The layers of each kind of cell. Each alphabet in Sokoban.SYMBOLS has one symbol for each kind,
+# in this order.
 SOKOBAN_CELLS = (
     ("wall",),
     ("floor",),
@@ -130,12 +131,12 @@ class Message(NamedTuple):
 
     report: str  # on the previous turn
     budget: str  # turns and actions that are left
-    board: str  # first lines of the observation, of equal length and with only board symbols
-    text: str  # everything after the board
+    board: str  # leading lines of the observation that have equal length and only board symbols
+    text: str  # the rest of the message
 
 
 def cells_of(env: str) -> dict[str, tuple[str, ...]]:
-    """Return a dict that maps each symbol of a board to the names of its layers.
+    """Return a dict that maps each symbol of a board to the names of the layers to draw.
 
     The dict is empty for environments other than FrozenLake and Sokoban.
 
@@ -151,7 +152,7 @@ def cells_of(env: str) -> dict[str, tuple[str, ...]]:
 
 
 def split_message(message: str, symbols: Mapping) -> Message:
-    """Split a user message into its parts. Args: symbols: its keys are the symbols of a board.
+    """Split a user message into its parts. Args: symbols: a mapping whose keys are board symbols.
 
     >>> message = "Reward 0.\\nTurn 2 of 5, 1 action left.\\n_G\\nP_\\nGoal up."
     >>> parts = split_message(message, FROZENLAKE_CELLS)
@@ -178,7 +179,7 @@ def draw_board(axes: Axes, board: str, cells: Mapping[str, tuple[str, ...]]) -> 
     """Draw a board in the light theme.
 
     Args:
-        axes: the function sets the limits of the axes to the board; each cell is a unit square.
+        axes: the axes to draw on. Their limits become the size of the board, one unit per cell.
         board: lines of symbols.
         cells: from `cells_of`.
     """

@@ -34,7 +34,7 @@ def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
     """Call a function once for each argument.
 
     Args: source: the text of one function with one parameter.
-    Returns: for each argument, the value that the function returns, or "error: ..." if a call fails.
+    Returns: for each argument, the value of the function, or "error: ..." if the call fails.
 
     >>> interpret("def half(n): return 6 // n", [2, 0])
     [3, 'error: integer division or modulo by zero']

@@ -154,7 +154,7 @@ def has_few_starts(spec: str) -> bool:
 
     The two fixed splits (eval and heldout) take 512 first observations. Training needs further
     first observations. This test rarely overlooks an environment with too few of them. With 1,000
-    equally likely first observations, the probability that all 100 games differ is 0.6 %.
+    equally likely first observations, all 100 games start differently with probability 0.6 %.
     """
     env = make_env(spec)
     seen = set()

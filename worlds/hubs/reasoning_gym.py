@@ -144,7 +144,7 @@ class ReasoningGym(Hub):
         return Move(reward, terminated=won, success=won, effective=True)
 
     def score(self, answer: str) -> float:
-        """Return the score (0 to 1) of an answer. An answer that the dataset cannot read scores 0."""
+        """Return the score (0 to 1) of an answer. An unreadable or harmful answer scores 0."""
         if self.name in WITH_FORMULAS and not harmless(answer):
             return 0.0
         try:
