@@ -109,7 +109,10 @@ def _check_against(job: Job) -> None:
     continues = any(reference.startswith(name) for name in players)
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)
-        raise UserError(f"--against must be the beginning of {names}, got {reference!r}")
+        raise UserError(
+            f"--against must be the beginning of a row's name; the rows begin with {names}, "
+            f"got {reference!r}"
+        )
 
 
 def read_scoring(

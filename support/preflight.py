@@ -90,10 +90,10 @@ def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: flo
 
 
 def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
-    """Start evaluation game `index`, and draw an instance only to compare it between the builds.
+    """Start evaluation game `index`, and draw another instance, which is not played.
 
-    All builds play the same instance, because `reset` takes it from a cache. So only the drawn
-    instances show whether the method `draw` differs between the builds.
+    `reset` takes the instance of the game from a cache, so all builds of an environment play the
+    same instance. Only the drawn instances show whether `draw` differs between the builds.
 
     Returns: values that must be equal in all builds."""
     instance = env.draw(np.random.default_rng(EVAL_SEED))

@@ -19,7 +19,7 @@ WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkp
 
 
 class Method(NamedTuple):
-    """Two models are seeds of one method only if they agree in all these fields."""
+    """Models are pooled as seeds of a method only if all these fields are equal."""
 
     # Name of the model's folder. Models in policy/ (the last policy of a run) are not pooled with
     # models in best/.

@@ -213,10 +213,10 @@ def test_a_missing_record_is_said_at_once(run_without_torch):
 
 def test_a_misspelt_reference_is_said_at_once(run_without_torch):
     done = run_without_torch("eval.py", *LAKE, "--player=greedy", "--against=gredy")
-    assert_sentence(done, "--against must be the beginning of 'greedy', got 'gredy'")
+    start = "--against must be the beginning of a row's name; the rows begin with"
+    assert_sentence(done, f"{start} 'greedy', got 'gredy'")
     done = run_without_torch("eval.py", *LAKE, "--player=greedy,optimal", "--against=base")
-    sentence = "--against must be the beginning of 'greedy' or 'optimal', got 'base'"
-    assert_sentence(done, sentence)
+    assert_sentence(done, f"{start} 'greedy' or 'optimal', got 'base'")
 
 
 @pytest.mark.parametrize("reference", ["", "t", "tiny", "gre", "greedy", "greedy, closed loop"])

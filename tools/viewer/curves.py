@@ -31,7 +31,7 @@ from utils.files import read_rows
 from utils.text import printable
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
-LONGEST_NAME_AT_LINE = 24  # characters; if an arm has a longer name, all names are in the legend
+LONGEST_NAME_AT_LINE = 24  # characters; if any arm has a longer name, the legend shows all names
 LEGEND_LINE = 0.4  # inches that each name in the legend adds to the height of the plot
 MEAN_LINE = {"linewidth": 2.4, "marker": "o", "markersize": 3.5}
 SEED_LINE = {"linewidth": 0.9, "alpha": 0.5}
@@ -55,7 +55,7 @@ def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     environment, the plot also shows `shared_players_under_limits`: reference players that obey all
     arms' limits on turns and actions.
 
-    Args: paths: PNG or PDF files."""
+    Args: paths: the PNG or PDF files to write."""
     looks = {}
     if max(len(arm.name) for arm in arms) > LONGEST_NAME_AT_LINE:
         looks = {arm.name: look_of(i) for i, arm in enumerate(arms)}
@@ -101,7 +101,9 @@ def title_of(env: str, num_prompts: int) -> str:
 
 
 def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
-    """Return legend entries that explain kinds of lines and areas: text -> line or area to show."""
+    """Return legend entries that explain the kinds of lines and areas.
+
+    The result maps the text of an entry to the line or area that the entry shows."""
     signs: dict[str, Artist] = {}
     if any(len(arm.runs) > 1 for arm in arms):
         signs["mean of the seeds"] = Line2D([], [], color=GRAY, **MEAN_LINE)
@@ -136,10 +138,11 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Return the successes (1 or 0) of S seeds on n prompts, (S, n), before RL and after RL.
+    """Return the success (1 or 0) of each seed on each fixed prompt, before RL and after RL.
 
-    Key 0 of the dict is the evaluation before RL, and key -1 is the one after RL. The dict is empty
-    until all seeds are finished. Key -1 is missing if seeds end at different iterations.
+    Key 0 of the dict holds the evaluation before RL, and key -1 holds the one after RL. For S seeds
+    and n prompts, each array has shape (S, n). The dict is empty until all seeds are finished.
+    Key -1 is missing if seeds end at different iterations.
     """
     if not all(run.is_finished() for run in arm.runs):
         return {}
@@ -162,11 +165,10 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Return the policies and players whose successes on `env` are equal in all runs: name ->
-    successes.
+    """Return the policies and players whose successes on `env` are equal in all runs.
 
-    Runs without scores on `env` are left out. A name is a key of `Wins`. The names "start" and
-    "after RL" stand for the policy before and after RL. All other names are those of reference
+    The result maps names to successes. Runs without scores on `env` are left out. The names "start"
+    and "after RL" stand for the policy before and after RL. All other names are those of reference
     players."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
@@ -183,8 +185,8 @@ def shared_players(arms: Sequence[Arm], env: str) -> Wins:
 def draw_warning_panel(runs: Sequence[Path], *paths: Path) -> None:
     """Plot PANEL_METRICS, with a dashed line where a sign of collapse begins.
 
-    Thin lines are single iterations, thick lines are moving averages. The metrics are those of
-    figure 6 of https://arxiv.org/abs/2504.20073.
+    Thin lines show single iterations, and thick lines show moving averages. The metrics are those
+    of figure 6 of https://arxiv.org/abs/2504.20073.
     """
     looks = {}
     notes = []

@@ -20,12 +20,12 @@ from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
 from utils.files import read_json, read_rows
 from utils.text import printable
 
-STAGES = {  # file of a run -> stage of its trajectories; None: training
+STAGES = {  # maps a file of a run to the stage of its trajectories; None means training
     "eval_start.jsonl": "before RL",
     "trajectories.jsonl": None,
     "eval_final.jsonl": "after RL",
 }
-# metric in metrics.jsonl -> its name on the page
+# Maps a metric in metrics.jsonl to its name on the page.
 CURVES = {
     "success": "success",
     "reward": "reward",
@@ -44,13 +44,13 @@ ROW = {
     "kept_groups": (NUMBER, ...),
     **dict.fromkeys(CURVES, (NUMBER, ...)),
 }
-OUTCOMES = {  # status -> how a trajectory ended, in words
+OUTCOMES = {  # maps a status to words for how the trajectory ended
     "success": "success",
     "out_of_turns": "out of turns",
     "out_of_tokens": "out of tokens",
     "error": "error",
 }
-RANKED_BY = {  # value of filter_by -> the quantity by which the filter ranks a group, in words
+RANKED_BY = {  # maps a value of filter_by to words for the quantity that ranks the groups
     "reward_std": "the standard deviation of its scores",
     "reward_mean": "its mean score",
     "entropy": "its entropy",
@@ -69,7 +69,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
             tools.api_models or tools.replay wrote.
 
     Returns:
-        runs: name, reference players and the result of `describe_curves` for each run.
+        runs: for each run, its name, reference players and the result of `describe_curves`.
         trajectories: list of dicts from `describe_trajectory`.
         texts: tokens and system messages; trajectories hold indices into this list.
         cells, layers, colors: how to draw boards; see tools/viewer/pictures.py.
@@ -164,7 +164,9 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
 
 
 def name_runs(runs: Sequence[Path]) -> list[str]:
-    """Return the names of folders or files, with their parent folders if two names are equal.
+    """Return the names of folders or files.
+
+    If two names are equal, each name starts with the name of its parent folder.
 
     Raises: UserError if a run is given twice."""
     folders = [run.resolve() for run in runs]
@@ -179,13 +181,16 @@ def name_runs(runs: Sequence[Path]) -> list[str]:
 def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) -> dict:
     """Return the data of the curves on the page.
 
-    Args: rows: of metrics.jsonl; records: from `read_trajectories` or `read_file`.
+    Args:
+        rows: the rows of metrics.jsonl.
+        records: the result of `read_trajectories` or `read_file`.
 
     Returns:
         steps: the iterations.
-        curves: metric of CURVES -> its name and its values, one per iteration (None if unknown).
-        eval: (iteration, success rate in the first environment) of each evaluation. Iteration 0 is
-            the model before RL."""
+        curves: maps a metric of CURVES to its name and its values. Each iteration has one value,
+            which is None if unknown.
+        eval: (iteration, success rate in the first environment) for each evaluation. Iteration 0
+            is the model before RL."""
     curves = {}
     for key, label in CURVES.items():
         values = [row.get(key) for row in rows]
@@ -203,8 +208,10 @@ def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) ->
 
 
 def read_players(path: Path) -> list[tuple[str, float]]:
-    """Return (name, success rate) of the greedy and the optimal player in the first environment of
-    scores.json; [] without the file."""
+    """Return (name, success rate) for the greedy and the optimal player.
+
+    The rates are those in the first environment of scores.json. If the file does not exist, the
+    list is empty."""
     if not path.is_file():
         return []
     scores = next(iter(read_json(path, {str: {str: [int]}}).values()), {})
@@ -227,7 +234,7 @@ def describe_trajectory(
     Args:
         record, stage: a pair from `read_trajectories` or `read_file`.
         think: whether responses have a thought.
-        text_ids: text -> number; new texts are added.
+        text_ids: maps a text to its number; new texts are added.
 
     Returns:
         The fields below. Links to a trajectory contain its "address".
@@ -276,8 +283,8 @@ def name_outcome(status: str, out_of_actions: bool | None) -> str:
 
 
 def number_prompt(record: dict, trajectory: dict, prompt_ids: dict[tuple, int]) -> int:
-    """Return the number of a trajectory's prompt. Trajectories share a number, also across runs,
-    if their iteration, environment, first observation and seed are equal."""
+    """Return the number of a trajectory's prompt. Trajectories of one run or of two runs share a
+    number if their iteration, environment, first observation and seed are equal."""
     first = trajectory["turns"][0]
     start = (trajectory["env"], first["board"], first["text"], *record["seed"])
     key = (record.get("step"), *start)
@@ -309,7 +316,7 @@ def describe_turn(
     """Select what the page shows of a turn.
 
     Args:
-        following: the next turn, whose message reports on this turn; None after the last turn.
+        following: the next turn, whose message reports on this turn; None for the last turn.
         env: the environment with its options.
         think, text_ids: as for `describe_trajectory`.
 
@@ -322,7 +329,7 @@ def describe_turn(
     # A reference player samples no tokens: the page shows its response as one token.
     tokens = turn["tokens"] or [turn["response"]]
     described = {
-        **message._asdict(),  # report, budget, board and text
+        **message._asdict(),  # the fields report, budget, board and text
         "final_board": last_message.board,  # after the last action of the trajectory
         "final_text": last_message.text,
         "thought": shown(parsed.thought),
