@@ -367,7 +367,7 @@ def gae(
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
     num_steps = torch.tensor(lengths, device=values.device)  # (B,); here B is the number of pieces
     T = max(lengths, default=0)
-    # Column T of each padded tensor is 0, because V is 0 after the end of every piece.
+    # `_pad` fills up with zeros, and column T is all zeros. So V is 0 after the end of every piece.
     mask = torch.arange(T + 1, device=values.device) < num_steps[:, None]  # (B, T + 1)
     V = _pad(values, mask)  # (B, T + 1)
     r = _pad(rewards.detach().to(values.dtype), mask)  # (B, T + 1)

@@ -816,8 +816,8 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     if finite:
         learner.bad_steps = 0
     else:
-        # If the metrics are finite, the gradient is not finite. In float16 the gradient has then
-        # overflowed, and a loss scale above 1 is halved. Any other skipped step counts as bad.
+        # If only the gradient is not finite and the loss scale is above 1, the scaled gradient has
+        # overflowed in float16, and the scale is halved. Any other skipped step counts as bad.
         learner.handle_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:

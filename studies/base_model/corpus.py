@@ -152,7 +152,7 @@ def pull_arm(episode: Episode, arm: int) -> str:
     return format_response(thought, [env.actions[arm]], think=episode.config.think)
 
 
-# ---------- random parts of a pack
+# ---------- random choices for a pack of documents
 
 
 def draw_environment(rng: np.random.Generator, progress: float) -> str:

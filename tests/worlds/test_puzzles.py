@@ -1,4 +1,4 @@
-"""Tests of worlds/rubik.py and worlds/sudoku.py by geometry, known counts and hand-made boards."""
+"""Tests of worlds/rubik.py (geometry, published counts) and worlds/sudoku.py (made-up boards)."""
 
 import itertools
 from collections import Counter
