@@ -68,7 +68,7 @@ DualClip = Annotated[float, Legal("0, or more than 1", lambda x: x == 0 or x > 1
 # The estimators of `train.estimate_advantages`. Add the name of a new estimator to one of the
 # tuples CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS and OTHER_ESTIMATORS.
 CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
-# These compare the scores inside a group.
+# These estimators compare the scores inside a group.
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 GIGPO_ESTIMATORS = ("grpo", "dr_grpo", "rloo")  # state_weight > 0 adds GiGPO to these estimators
 OTHER_ESTIMATORS = ("reinforce_plus_plus",)  # they need neither a critic nor a group
@@ -99,7 +99,7 @@ class Config:
     # -- run
     # folder of the run; '' = out/NAME, where NAME.py is the first config file. Each further file in
     # config/methods or config/envs adds its name: out/NAME-METHOD. If seed > 0, _s<seed> is added,
-    # unless the command line gives out_dir. If out_dir is given nowhere, tools.sft adds _sft
+    # unless the command line gives out_dir. If no file or flag sets out_dir, tools.sft adds _sft
     out_dir: str = ""
     seed: Seed = 0  # every random stream of training derives from it
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
@@ -133,8 +133,9 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # weight of a bonus in each turn. The bonus is max(0, S - F) / N. There are N facts about the
-    # state, and the thought states S of them. F sentences of the thought are false
+    # weight of a bonus in each turn. The bonus is max(0, S - F) / N. N is the number of facts about
+    # the state. S is the number of facts that the thought states. F is the number of false
+    # sentences in the thought
     think_reward: NotNegative = 0.0
 
     # -- model
@@ -150,8 +151,8 @@ class Config:
     engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: the same as dtype
     num_groups: Large = 8  # number of groups in an iteration (P)
     group_size: Large = 16  # number of trajectories in a group (N); they share one initial state
-    # DAPO: maximum number of sampling rounds; sampling ends once num_groups groups have variance in
-    # their scores
+    # DAPO: maximum number of sampling rounds. Sampling ends earlier if num_groups groups have
+    # variance in their scores
     sampling_rounds: Rounds = 1
     temperature: Temperature = 1.0  # temperature of sampling and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
@@ -162,17 +163,17 @@ class Config:
     max_running: Count = 128  # maximum number of trajectories that the engine works on at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
     # maximum fraction of trajectories that end in an error, in an iteration or an evaluation. Above
-    # this fraction, the run stops. One bad initial state fails a whole group. So a value above 0
-    # allows at least group_size errors in an iteration, and at least one error in an evaluation.
-    # The run also stops if every group has an error
+    # this fraction, the run stops. One bad initial state causes an error in every trajectory of its
+    # group. So a value above 0 allows at least group_size errors in an iteration, and at least one
+    # error in an evaluation. The run also stops if every group has an error
     max_error_frac: Fraction = 0.1
 
     # -- StarPO
     estimator: Estimator = "gae"  # advantage estimator; gae, bi_level_gae, turn_ppo train a critic
     # True: inside a group, compare returns-to-go of turns, not scores of trajectories
     turn_level: bool = False
-    # GiGPO: weight of a second advantage. Inside a group, it compares turns that start in the same
-    # state
+    # GiGPO: weight of a second advantage. This advantage compares turns of a group that start in
+    # the same state
     state_weight: NotNegative = 0.0
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
@@ -184,8 +185,8 @@ class Config:
     # or over all kept trajectories in one environment (env)
     reward_norm_over: Literal["group", "batch", "env"] = "group"
     filter_strategy: FilterStrategy = "fraction"  # rule by which the filter keeps groups
-    # number for filter_strategy: the fraction (1.0 = no filter), the count, or the p of top_p,
-    # top_p_softmax and min_p
+    # number that filter_strategy uses: the fraction (1.0 = no filter), the count, or the p of
+    # top_p, top_p_softmax and min_p
     filter_keep: Positive = 0.25
     filter_by: FilterBy = "reward_std"  # the filter ranks groups by this value
     filter_smallest: bool = False  # True: keep the groups with the smallest values of filter_by
@@ -205,10 +206,11 @@ class Config:
     # IcePop: drop tokens whose pi / pi_engine is below this or above importance_cap; 0 = TIS
     importance_floor: Fraction = 0.0
     sequence_ratio: bool = False  # GSPO: clip the geometric mean of the ratios of a segment
-    # drop segments in which the mean advantage of the tokens is below 0 and the geometric mean of
-    # their pi / pi_engine is below this number; 0 = off
+    # drop a segment if the mean advantage of its tokens is below 0 and the geometric mean of their
+    # pi / pi_engine is below this number; 0 = off
     sequence_mask: BelowOne = 0.0
-    # the segment of sequence_ratio and sequence_mask; the papers call it a sequence
+    # sequence_ratio and sequence_mask work on segments ("sequences" in the papers). A segment is a
+    # whole trajectory or one turn
     segment: Literal["trajectory", "turn"] = "trajectory"
     # bound of DPPO-TV, which replaces PPO's clip; 0 = PPO's clip. Tokens with advantage A > 0 are
     # dropped if pi - pi_engine is above this number. Tokens with A < 0 are dropped if
@@ -246,7 +248,7 @@ class Config:
     max_bad_steps: Count = 5
 
     # -- evaluation
-    # eval: 256 prompts for reported results; heldout: 256 other prompts, to choose settings with
+    # eval: 256 prompts for reported results; heldout: 256 other prompts, for choosing settings
     eval_split: Literal["eval", "heldout"] = "eval"
     eval_size: EvalSize = 256  # number of prompts from eval_split; one trajectory each
     eval_temperature: OrGreedy = 0.5  # 0 = greedy decoding
@@ -254,8 +256,8 @@ class Config:
     # -- diagnostics
     # iterations between measurements of the mutual information of thoughts and prompts; 0 = never
     collapse_every: Natural = 0
-    # maximum number of thoughts in a sample. A measurement takes two samples: one from first turns,
-    # one from random turns
+    # a measurement takes two samples of thoughts: one from first turns, one from random turns. This
+    # is the maximum number of thoughts in each sample
     collapse_pairs: Pairs = 64
     # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
@@ -423,7 +425,7 @@ def types_of(kind: type[Config]) -> dict[str, type]:
     return types_by_key
 
 
-RENAMED_SETTINGS = {"sequence": "segment"}  # maps a name in older runs to the present name
+RENAMED_SETTINGS = {"sequence": "segment"}  # maps the old name of a setting to the present name
 # Maps a wrong name to the setting that is meant, for the hint in an error message.
 OTHER_NAMES = {
     "lr": "learning_rate",
@@ -512,7 +514,7 @@ def load_config(
 
 
 def default_folder(files: list[str]) -> str:
-    """Return the folder of a run that sets no out_dir, before _s<seed> or _sft is added.
+    """Return the output folder of a run that sets no out_dir, without the ending _s<seed> or _sft.
 
     The first file gives the name. Each later file in config/methods or config/envs adds its name.
 

@@ -1,9 +1,9 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
 An `Episode` shows an environment of `envs.py` as messages, and enforces the limit of turns. It
-tries only the first actions of a reply: at most actions_per_turn, and no more than the actions left
-in the game. Further actions are surplus. envs.py ends a game whose actions are used up. rollout.py
-enforces the limits on tokens.
+tries only the first actions of a reply. The limit is actions_per_turn, or the number of actions
+left in the game if this number is smaller. Further actions are surplus. envs.py ends a game whose
+actions are used up. rollout.py enforces the limits on tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
 or if it executes no action. After the action that ends the game, no further action is tried. So an
@@ -55,7 +55,7 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
     rest = text
     tags = ("think", "answer") if think else ("answer",)
     for tag in tags:
-        before, _, rest = rest.partition(f"<{tag}>")  # if rest has no <tag>, it becomes ""
+        before, _, rest = rest.partition(f"<{tag}>")  # if <tag> is missing, rest becomes ""
         content[tag], closed, rest = rest.partition(f"</{tag}>")
         if not closed:
             return Parsed("", [], False)
@@ -73,16 +73,16 @@ def format_response(thought: str, actions: Sequence[str], *, think: bool = True)
 
 
 def cut_fault(num_tokens: int, setting: str) -> str:
-    """Return the sentence that says that the limit `setting` cut off a reply."""
+    """Return the sentence that reports a cut-off reply. `setting` names the token limit."""
     return f"The reply was cut off at {num_tokens} tokens ({setting})."
 
 
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """Compare the sentences of a thought with the facts about the state.
 
-    The facts are the sentences of `Env.statements`, which are all true. A stated fact can earn a
-    bonus (think_reward). Periods separate sentences. A sentence is checkable if it begins with
-    the first word of a fact.
+    The facts are the sentences of `Env.statements`, which are all true. A fact that the thought
+    states can earn a bonus (think_reward). Periods separate sentences. A sentence is checkable if
+    it begins with the first word of a fact.
     Returns: the number of checkable sentences, and the number of true ones.
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     (2, 1)
@@ -109,7 +109,7 @@ def first_word(sentence: str) -> str:
 def find_false(thought: str, facts: list[str]) -> dict[str, str]:
     """Return the false sentences of a thought, each with the fact that it contradicts.
 
-    If several facts begin with the first word of a sentence, return the fact that shares the most
+    If several facts begin with the first word of a sentence, choose the fact that shares the most
     words with the sentence.
     >>> find_false("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     {'Next ice.': 'Next hole.'}
@@ -141,7 +141,7 @@ class TurnRecord:
     false_statements: dict[str, str] | None = None
     env_reward: float = 0.0  # without format penalty and think_reward
     closing: str | None = None  # the observation after the turn that ended the episode
-    # For each of `actions`, the action that took place. A slip replaces the chosen action.
+    # For each of `actions`, the action that took place. Chance can replace a chosen action: a slip.
     # An entry is "" if its action was not executed. The whole field is None if every action took
     # place as chosen.
     moves: list[str] | None = None
@@ -191,8 +191,8 @@ class Episode:
         Returns: (system message, first user message)."""
         self.turn_idx = 0
         self.observation = observation
-        # The number of actions in the best plan, before turn 1 and after each turn. The list is
-        # filled only if reward_density is "plan" (see `methods.shape_rewards`).
+        # The number of actions in a shortest solution, before turn 1 and after each turn. The list
+        # is filled only if reward_density is "plan" (see `methods.shape_rewards`).
         self.plan_lengths: list[int] = []
         self._note_plan_length()
         return self.system(), self._turn_text(observation, "")
@@ -225,7 +225,7 @@ class Episode:
     def statements(self) -> list[str]:
         """Return true sentences about the present state.
 
-        Raises: UserError if they are not a list of texts, or if a text is empty."""
+        Raises: UserError if `Env.statements` returns no list of texts, or if a text is empty."""
         facts = self.env.statements()
         if not isinstance(facts, (list, tuple)):
             raise UserError(
@@ -374,7 +374,7 @@ class Chat:
         self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
         # For a mark that is not a token, the tokenizer returns None or the id of its unknown token.
         # So the ids are converted back to tokens, and these tokens are compared with the marks.
-        # None is replaced by id 0.
+        # None cannot be converted, so it is replaced by id 0.
         if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
                 f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"
@@ -391,7 +391,7 @@ class Chat:
         return tuple(encoded["input_ids"])
 
     def message(self, role: str, text: str) -> list[int]:
-        """Return the tokens of a message, from its start mark to the line break after its end."""
+        """Return the tokens of a message: start mark, role, text, end mark and a line break."""
         head = [self.start, *self.encode(f"{role}\n")]
         return [*head, *self.encode(text), self.end, *self.encode("\n")]
 
@@ -400,15 +400,15 @@ class Chat:
 
         If context_turns is above 0, the policy sees only the last context_turns turns, the present
         turn included. In this case, every later prompt also begins with tokens that `opening`
-        returns. For a later prompt, `system` is the same message again, and `user` is the user
-        message of the oldest turn that the policy sees."""
+        returns. For a later prompt, `system` is the same message as for the first prompt, and
+        `user` is the user message of the oldest turn that the policy sees."""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:
         """Return the tokens between two responses.
 
-        `closed` says whether the earlier response ends with the end-of-turn token. If it does not,
-        the returned tokens begin with this token."""
+        `closed` says whether the earlier response ends with the end-of-turn token. If `closed` is
+        False, the returned tokens begin with the end-of-turn token."""
         end = [] if closed else [self.end]
         # The policy samples the end-of-turn token, but not the line break after it.
         line_break = self.encode("\n")

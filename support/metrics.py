@@ -36,8 +36,8 @@ PLACEHOLDERS = {
 GROUPS = {
     "rollout": "The training trajectories, sampled at `temperature`. The score of a trajectory is "
     "the sum of its rewards and penalties.",
-    "update": "The group filter and the optimizer steps. Shares of tokens and metrics in nats "
-    "per token are means over the response tokens of all optimizer steps, unless their "
+    "update": "The group filter and the optimizer steps. Metrics in nats per token and shares "
+    "of tokens are means over the response tokens of all optimizer steps, unless their "
     "row says otherwise. If nothing is left to train on, all metrics except `kept_groups`, "
     "`kept_trajectories` and `bad_steps` are null. Metrics of the critic are null without a "
     "critic.",
@@ -199,8 +199,8 @@ METRICS = [
         "observation_nll",
         "update",
         "nats per token",
-        "Mean cross-entropy of the policy on the observation tokens between replies. The mean "
-        "over mini-batches is weighted by their response tokens.",
+        "Mean cross-entropy of the policy on the observation tokens between replies. Each "
+        "mini-batch is weighted by its number of response tokens.",
     ),
     Metric(
         "approx_kl",
@@ -249,8 +249,8 @@ METRICS = [
         "update",
         "nats per token",
         "Mean absolute difference between the engine's and trainer's log-probs of the same "
-        "tokens, in the first optimizer step, when engine and trainer have equal weights. Tokens "
-        "that no engine sampled (`mask_observations=False`) have difference 0.",
+        "tokens. Only the first optimizer step counts: there both have equal weights. With "
+        "`mask_observations=False`, tokens that were not sampled have difference 0.",
     ),
     Metric(
         "logprob_diff_max",
@@ -360,7 +360,7 @@ METRICS = [
         "marginal_std_ema_{SAMPLING}",
         "collapse",
         "nats per token",
-        "Moving average of `marginal_std`, with decay 0.9.",
+        "Moving average of `marginal_std` (decay 0.9).",
     ),
     Metric(
         "mi_zscore_seq_{SAMPLING}",
