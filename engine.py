@@ -1,4 +1,4 @@
-"""An engine samples responses to many token histories at once, with the log-prob of each token.
+"""An engine samples responses to many token histories at once and returns each token's log-prob.
 
 `VLLMEngine` (engines/vllm_engine.py) runs vLLM in this process. `TorchEngine`
 (engines/torch_engine.py) is plain PyTorch. Both engines keep a copy of the policy's weights, and
@@ -26,7 +26,7 @@ class Engine(Protocol):
     """The interface of engines. Each trajectory has a number, its `key`."""
 
     version: int | None  # `Policy.version` of the loaded weights; None before the first `load`
-    dtype: torch.dtype  # of the weights and of the computation
+    dtype: torch.dtype  # dtype of the weights and of the computation
     num_steps: int  # number of forward passes so far
 
     @property
@@ -44,10 +44,10 @@ class Engine(Protocol):
                 `ids` must begin with the `ids` of the previous request, followed by the response to
                 that request. After `release`, `ids` may be any history.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
-            temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling noise. The rounding of the logits depends on the other requests in
-                the batch. So in 16 bits, the same seed can give different responses in different
-                batches. In float32, the response is nearly always the same.
+            temperature: divides the logits; 0 takes the most probable token.
+            seed: seeds the sampling noise. The rounding of the logits depends on the other requests
+                in the batch. So with a 16-bit dtype, the same seed can give different responses in
+                different batches. In float32, the response is nearly always the same.
         """
 
     def step(self) -> list[Sample]:
@@ -62,8 +62,8 @@ class Engine(Protocol):
         The engine never reuses attention keys and values from old weights.
 
         Args:
-            weights: for each weight, a pair of its name in Hugging Face's model and the full
-                tensor. A tied LM head has its own pair, too.
+            weights: for each weight, the pair (name in Hugging Face's model, full tensor). A tied
+                LM head has its own pair, too.
             version: the `Policy.version` of these weights.
         """
 
@@ -100,6 +100,6 @@ def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
 
 
 def dtype_of_engine(config: Config, device: torch.device) -> torch.dtype:
-    """Return the type that the engine computes in."""
+    """Return the dtype that the engine computes in."""
     name = config.dtype if config.engine_dtype == "auto" else config.engine_dtype
     return pick_dtype(name, device)

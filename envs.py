@@ -43,7 +43,7 @@ EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
 SEED_TRANSITIONS = 7  # makes the random streams of transition noise differ from other streams
 MAX_DRAWS = 20_000  # after this many failed attempts to draw an instance, a UserError is raised
-DRAW_LIMIT_S = 60.0  # seconds that `drawn_in_time` allows for the draw of an instance or game
+DRAW_LIMIT_S = 60.0  # time limit of `drawn_in_time` for one instance or game, in seconds
 
 
 # ---------- the protocol
@@ -57,7 +57,7 @@ class Step(NamedTuple):
     terminated: bool  # the game ended by its rules
     truncated: bool  # the action budget ran out before the game ended by its rules
     success: bool  # the game ended and was won
-    valid: bool  # the text was a legal action
+    valid: bool  # the action was legal
     effective: bool  # the action changed something
     slipped_to: str = ""  # the action that took place, if chance replaced the chosen action
 
@@ -118,8 +118,8 @@ class Env:
     spec: str  # the text that names this environment and its options; `make_env` sets it
     # Specs of all environments of a run. Two of these environments can be the same game with
     # different options. Both can then draw the same instance. So in training no environment draws
-    # an instance from the fixed splits of any environment of the run. Only an environment whose
-    # `repeats` is True may draw such instances.
+    # an instance from the "eval" or "heldout" split of any environment of the run. Only an
+    # environment whose `repeats` is True may draw such instances.
     also_reserved: tuple[str, ...] = ()
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
@@ -248,9 +248,9 @@ class Env:
         return None
 
     def _read(self, action: str) -> Any:
-        """Return the argument of `_move` for this text: by default, its index in `actions`.
+        """Return the argument that `_move` gets for this text: by default, an index in `actions`.
 
-        If the text is no legal action, return None.
+        If the text is not a legal action, return None.
         """
         indices = {name.lower(): index for index, name in enumerate(self.actions)}
         return indices.get(action.lower())
@@ -284,7 +284,7 @@ class Env:
         return self.plan(count, self.actions_left)
 
     def optimal_length(self) -> int:
-        """Return how many actions a shortest solution takes if no action slips.
+        """Return how many actions a shortest solution takes if noise replaces no action.
 
         If the present state has no solution, return 0.
         """
@@ -433,7 +433,7 @@ def _is_environment(value: Any) -> bool:
 
 
 def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
-    """Return option -> default.
+    """Return a dict that maps each option to its default.
 
     The options are the named arguments of `__init__`, except `observation` and `max_actions`.
     """
@@ -488,7 +488,7 @@ def show(value: Any) -> str:
 
 
 def check_uses(env: Env, *uses: str) -> None:
-    """Check that `env` defines what each use needs.
+    """Check that `env` defines what each use needs. For example, "greedy" needs `greedy` or `plan`.
 
     Args: uses: texts such as "greedy"; the docstring of `missing_method` lists all of them.
     Raises: UserError if `env` lacks something that a use needs."""
@@ -587,7 +587,7 @@ def split_options(text: str) -> dict[str, str]:
 # ---------- instances in disjoint splits
 
 
-@lru_cache(maxsize=64)  # the cache makes a group draw its common instance only once
+@lru_cache(maxsize=64)  # the members of a group share an instance, so draw it only once
 def draw_instance(
     spec: str, seed: tuple[int, ...], split: str, also_reserved: tuple[str, ...] = ()
 ) -> tuple:
@@ -595,8 +595,8 @@ def draw_instance(
 
     Args:
         seed: for "train", one or more integers >= 0; for "eval" or "heldout", one index below 256.
-        also_reserved: specs of environments. The split "train" draws no instance from the fixed
-            splits of `spec` and of these environments, unless `repeats` of `spec` is True.
+        also_reserved: specs of environments. The split "train" avoids the "eval" and "heldout"
+            instances of `spec` and of these environments, unless `repeats` of `spec` is True.
     Raises:
         UserError: the index is outside of the split, or hardly any instance is left for "train".
     """
@@ -621,8 +621,8 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
         few distinct instances, or if `draw` returns an illegal value.
     """
     env = make_env(spec)
-    # Compute and cache `repeats` now. To compute `repeats`, an environment of a hub begins up to
-    # 100 games, and these games must not count towards the time limit of the draws below.
+    # Compute and cache `repeats` now. To compute `repeats`, an environment of a hub (see HUBS)
+    # begins up to 100 games. These games must not count towards the time limit of the draws below.
     _ = env.repeats
     _check_draw(env)
     taken: set = set()
@@ -633,7 +633,7 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
 
 
 def _draw_split(env: Env, split: str, taken: set) -> Iterator[tuple]:
-    """Draw the instances of a fixed split, and add their keys to `taken`."""
+    """Draw the instances of the split "eval" or "heldout", and add their keys to `taken`."""
     rng = np.random.default_rng([EVAL_SEED, SPLITS.index(split)])
     for _ in range(SPLIT_SIZE):
         instance = _draw_outside(env, rng, taken)

@@ -118,7 +118,7 @@ def player_rows(job: Job) -> Iterator[Row]:
 def evaluate_all(
     config: Config, engine: Engine, chat: Chat, policy: Policy, samples: int = 1
 ) -> dict[str, Scores]:
-    """Run `evaluate` in each evaluation environment. Returns: scores by environment."""
+    """Run `evaluate` in each evaluation environment. Returns: the scores of each environment."""
     return {
         env: evaluate(replace(config, env=env), engine, chat, policy, samples)
         for env in scored_envs(config)

@@ -2,8 +2,8 @@
 
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
 methods here are off by default. In the list below, the setting in brackets turns the method on.
-Only turn_ppo is not a setting, but a value of the setting `estimator`. The docstring of a method's
-first function states the source of the method ("Source"). The words "has an effect if" state the
+The exception is turn_ppo, a value of the setting `estimator`. The docstring of a method's first
+function states the source of the method ("Source"). The words "has an effect if" state the
 condition under which the method changes anything. The words "can have an effect if" mean that the
 condition alone is not enough. docs/methods.md says where a new estimator goes.
 
@@ -13,9 +13,9 @@ condition alone is not enough. docs/methods.md says where a new estimator goes.
     GiGPO             compares the turns of a group that start in the same state [state_weight]
     Turn-PPO          has one value and one step of GAE for each turn [turn_ppo]
     GSPO              clips the geometric mean of the ratios of a segment [sequence_ratio]
-    IcePop            drops tokens whose ratio to the engine is extreme [importance_floor]
-    sequence mask     drops segments with mean A < 0 and a low mean ratio [sequence_mask]
-    DPPO-TV           drops tokens whose probability moved too far in A's direction [tv_bound]
+    IcePop            drops tokens with an extreme ratio pi / pi_engine [importance_floor]
+    sequence mask     drops segments with mean advantage < 0 and a low mean ratio [sequence_mask]
+    DPPO-TV           drops tokens whose pi moved too far in the advantage's direction [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn (setting `segment`). With context_turns a segment is always a
@@ -53,12 +53,12 @@ def shape_rewards(
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
       divided by `max_reward` and capped at 0.99. A success sets progress to 1.
-    - "balanced": the same progress, but each increase is held back until the next payment. Every
-      second turn with a positive reward (the 2nd, the 4th, ...) has a payment. The last turn of the
-      game always has a payment.
+    - "balanced": the same progress, but each increase is held back until the next payment. Of the
+      turns with a positive reward, the 2nd, the 4th, ... have a payment. The last turn of the game
+      always has a payment.
     - "plan": (distance before the turn - distance after it) / initial distance. The distance of a
-      state is the length of its best plan, and 0 after a success. Without a plan, the first state
-      has distance 1, and a later state has twice the initial distance.
+      state is the length of its best plan, and 0 after a success. A first state without a plan
+      has distance 1. A later state without a plan has twice the initial distance.
 
     The method can have an effect if reward_density is not "native". It leaves the rewards of games
     with an error unchanged. If a game's only reward is 1 for a success, only "plan" changes the
@@ -67,8 +67,8 @@ def shape_rewards(
         rewards: the environment's reward of each turn.
         density: "sparse", "dense", "balanced" or "plan".
         max_reward: the largest total reward of a success.
-        plan_lengths: needed only for "plan". The length of the best plan from the first state, then
-            from the state after each turn. A state without a plan has length 0.
+        plan_lengths: needed only for "plan". The lengths of the best plans: from the first state,
+            then from the state after each turn. A state without a plan has length 0.
     Raises: ValueError for an unknown density.
     Source: arXiv 2510.01132. "plan" is not in the paper.
     >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
@@ -131,10 +131,10 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
     In a group without variance, all scores are equal. In GRPO all advantages of the group are then
-    0, so the group is of no use. So `train.collect_rollouts` samples further groups, until
-    num_groups groups have variance. It does so with every estimator, not only with GRPO. There are
-    at most sampling_rounds rounds, the first one included. A further round samples only the missing
-    groups. DAPO samples whole batches instead, and drops surplus groups.
+    0, so the group is of no use. `train.collect_rollouts` therefore samples further groups until
+    num_groups groups have variance. Further groups are sampled with every estimator, not only with
+    GRPO. There are at most sampling_rounds rounds, the first one included. A further round samples
+    only the missing groups. DAPO samples whole batches instead, and drops surplus groups.
 
     The method has an effect if sampling_rounds is above 1 and a group has an error or no variance.
     Args: std (P,), the std of the scores in each group so far, or 0 if the group has an error;
@@ -193,7 +193,8 @@ def gigpo_advantages(
     """GiGPO's second advantage: compare the turns of a group that start in the same state.
 
     A_k = (G_k - mean) / F, where G_k = sum_{j >= k} gamma^(j - k) r_j is the return-to-go of turn
-    k. In the group, n turns start in the state of turn k. The mean is over their n returns-to-go.
+    k. In the group, n turns start in the state of turn k. The mean is over the n returns-to-go of
+    these turns.
     `Config` allows GiGPO with three estimators only, and F depends on the estimator:
 
         grpo     std of these n returns + 1e-6
@@ -201,8 +202,8 @@ def gigpo_advantages(
         rloo     (n - 1) / n
 
     For n = 1, A_k is 0. All tokens of a turn share its A_k. `train.estimate_advantages` adds
-    state_weight * A_k to GiGPO's first advantage. The estimator computes the first advantage for
-    the trajectory or, with turn_level, for the turn.
+    state_weight * A_k to GiGPO's first advantage. The estimator computes one first advantage per
+    trajectory, or one per turn if turn_level is True.
 
     The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
     different times of the game are compared. For the first advantage, the mean and std of a
@@ -226,7 +227,7 @@ def gigpo_advantages(
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
     returns = starpo.returns_to_go(turn_rewards, turns_per_trajectory, gamma)  # (K,)
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
-    numbers: dict[tuple, int] = {}  # maps (group, state) to an id that its turns share
+    numbers: dict[tuple, int] = {}  # maps each (group, state) pair to its number
     state_groups = []
     for key in zip(group_of_turn.tolist(), states, strict=True):
         state_groups.append(numbers.setdefault(key, len(numbers)))
@@ -298,10 +299,11 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 
         s_t = sg(s) pi(y_t) / sg(pi(y_t)),  where sg stops gradients.
 
-    The value of s_t is s, and its gradient is s grad log pi(y_t). The loss has the gradient of the
-    paper's sequence form if segments are trajectories, all tokens of a trajectory have the same
-    advantage, and aggregation is "seq_mean_token_mean". GSPO has no importance weights of single
-    tokens, so `train.clipped_loss` leaves out `starpo.importance_weights`.
+    The value of s_t is s, and its gradient is s grad log pi(y_t). Under three conditions, the
+    loss has the gradient of the paper's sequence-level loss: segments are trajectories, all tokens
+    of a trajectory have the same advantage, and aggregation is "seq_mean_token_mean". GSPO has no
+    importance weights of single tokens, so `train.clipped_loss` leaves out
+    `starpo.importance_weights`.
 
     In the first optimizer step of an iteration, s is nearly 1, so the ratio usually has an effect
     only from the second step on. By default the engine gives the old log-probs. If engine or
@@ -332,9 +334,9 @@ def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: f
 
     The method can have an effect if pi and pi_engine differ. By default, pi_old is pi_engine. Then
     PPO's clip already stops the gradient of a high ratio with A > 0 and of a low ratio with A < 0.
-    The mask [0.5, 5] stops the gradient in the other two cases: a ratio below 0.5 with A > 0, and a
-    ratio above 5 with A < 0. INTELLECT-3 also masks by pi / pi_engine, but does not clip. Here
-    PPO's clip stays on. Ring-1T masks by the ratio pi_old / pi_engine.
+    With floor 0.5 and cap 5, the mask stops the gradient in the other two cases: a ratio below 0.5
+    with A > 0, and a ratio above 5 with A < 0. INTELLECT-3 also masks by pi / pi_engine, but does
+    not clip. Here PPO's clip stays on. Ring-1T masks by the ratio pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: Ring-1T, arXiv 2510.18855, and INTELLECT-3, 2512.16144, equation 1, both with [0.5, 5].
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -359,9 +361,9 @@ def sequence_mask(
     below the bound. Tokens with False are dropped from the sum in `starpo.ppo_loss`, but stay in
     its denominator.
 
-    The method can have an effect if pi and pi_engine differ. They differ from the second optimizer
-    step of an iteration on, because each step changes pi. If engine or trainer is in 16 bits,
-    rounding makes pi and pi_engine differ in the first step, too.
+    The method can have an effect if pi and pi_engine differ. They differ after the first optimizer
+    step of an iteration, because each step changes pi. If engine or trainer is in 16 bits, rounding
+    makes pi and pi_engine differ in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); segment_ids, see `gspo_log_ratio`; bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
@@ -380,15 +382,15 @@ def sequence_mask(
 def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, bound: float) -> Tensor:
     """DPPO, binary total variation: return False for tokens to drop from the loss, else True.
 
-    A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0.
+    A token is dropped if A > 0 and pi - pi_engine > bound, or if A < 0 and pi - pi_engine < -bound.
     Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` does
     not clip PPO's ratio, but still multiplies it by `starpo.importance_weights`, which have no
     gradient. So the objective of a kept token has the value min(pi / pi_engine, importance_cap) *
     A, and its gradient is this value times grad log pi. The paper has no cap.
 
-    The method can have an effect if pi and pi_engine differ. They differ from the second optimizer
-    step of an iteration on, because each step changes pi. If engine or trainer is in 16 bits,
-    rounding makes pi and pi_engine differ in the first step, too.
+    The method can have an effect if pi and pi_engine differ. They differ after the first optimizer
+    step of an iteration, because each step changes pi. If engine or trainer is in 16 bits, rounding
+    makes pi and pi_engine differ in the first step, too.
     Args: log-probs (R,), nats; advantages (R,); bound in (0, 1], a difference of probabilities.
     Returns: (R,) bool.
     Source: DPPO, arXiv 2602.04879, equation 12.
@@ -415,7 +417,7 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     tokens are left, because they count as response tokens.
     Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling
         temperature, with gradient; num_observation_tokens, the number of observation tokens in the
-        whole mini-batch. With this denominator, the losses of micro-batches add up.
+        whole mini-batch. The loss is divided by this number, so the losses of micro-batches add up.
     Returns: scalar, nats, which the caller multiplies by observation_coef (0.1 in prime-rl).
     Source: ECHO, arXiv 2605.24517.
     >>> echo_loss(torch.tensor([-1.0, -3.0]), num_observation_tokens=4).item()

@@ -72,9 +72,9 @@ class Policy(nn.Module):
         """Compute the log-probs of the response tokens under softmax(logits / temperature).
 
         Returns: logprobs (R,) of the response tokens, and entropy (R,) of the softmax at each
-            response token. Both are float32, in nats. The batch has an `observation_index` only
-            with the method ECHO. Then logprobs and entropy have shape (R + O,). The R response
-            tokens come first, then the O observation tokens.
+            response token. Both are float32, in nats. With the method ECHO, the batch also has
+            an `observation_index` of O observation tokens. Then logprobs and entropy have shape
+            (R + O,): first the R response tokens, then the O observation tokens.
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
         # The state at index i - 1 predicts token i. index_select is faster than hidden[index],
@@ -191,7 +191,7 @@ def chunked_logprobs(
     """
     device_type = hidden.device.type
     # In the forward, autocast converts the factors of a matrix product to one type. The backward
-    # runs outside of autocast. With this cast, the factors have one type in both passes.
+    # runs outside of autocast. The cast of `hidden` gives the factors one type in both passes.
     if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
     chunk_size = chunk_size or CHUNK_SIZES[device_type]
@@ -201,7 +201,7 @@ def chunked_logprobs(
 class _VocabChunk(NamedTuple):
     """A chunk of C tokens of the vocabulary, and their logits."""
 
-    rows: slice  # of the LM head
+    rows: slice  # rows of the LM head's weight
     weight: Tensor  # (C, H), `rows` of the LM head, in the type of the hidden states
     logits: Tensor  # (R, C) float32, divided by the temperature
     # (R, 1) int64, the target's column in `logits`; 0 if the target is in another chunk
@@ -248,8 +248,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Compute the log-probs and entropies with an online softmax.
 
-        `total` and `moment` are sums relative to m, the largest z so far (the class docstring
-        defines z). If a chunk raises m to m', both sums are first made relative to m', with
+        m is the largest z so far (the class docstring defines z). `total` and `moment` are sums of
+        terms in z - m. If a chunk raises m to m', both sums are first converted from m to m', where
         shift = m - m'. Then the terms of the chunk are added.
         """
         lowest = torch.finfo(torch.float32).min
@@ -288,7 +288,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # (V, H)
         chunks = _vocab_chunks(hidden, weight, targets, ctx.temperature, ctx.chunk_size)
         for chunk in chunks:
-            # dL/dz is computed in place, so this needs only two (R, C) tensors.
+            # Computing dL/dz in place needs only two (R, C) tensors. C is the width of the chunk.
             logp = chunk.logits.sub_(maximum[:, None]).sub_(log_total[:, None])
             p = logp.exp()
             grad_z = logp.add_(entropy[:, None]).mul_(grad_entropy[:, None])
@@ -379,8 +379,8 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_architecture(folder, config)
-        # "layout" selects `_attention` above. If config.json selected the attention, config.json
-        # could name a kernel on the hub, and that kernel would be foreign code.
+        # "layout" selects `_attention` above. config.json must not choose the attention, because it
+        # could name a kernel on the hub, which is foreign code.
         config._attn_implementation = "layout"
         check_shapes(config, shapes, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

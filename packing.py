@@ -10,7 +10,7 @@ sequence has its own copy of this token. Example: responses `A A` and `B` to the
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
     position   0 1 2 3 4 5 3 4
-    sampled            x x   x
+    response           x x   x
 
 `micro_batches` decides which sequences share a row, `pack` builds the row, and `PackedLayout`
 computes the attention in the row.
@@ -37,10 +37,10 @@ except ImportError:
 # varlen_attn supports GQA (query heads that share a key head) in torch 2.12, but not in torch 2.11.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
-# A piece with a context has more keys than queries. SDPA's causal kernels need as many queries as
-# keys, so such a kernel also gets the queries of the context. If the ratio of a piece's keys to its
-# own queries is below MAX_CAUSAL_RATIO, a causal kernel is faster than SDPA with a mask (see
-# `PackedLayout.masks`).
+# A piece also attends to its context (earlier pieces of the row), so it can have more keys than
+# queries. SDPA's causal kernels need as many queries as keys, so a causal kernel also gets the
+# queries of the context. If a piece has fewer than MAX_CAUSAL_RATIO keys for each of its own
+# queries, a causal kernel is still faster than SDPA with a mask (see `PackedLayout.masks`).
 MAX_CAUSAL_RATIO = 1.4
 
 
@@ -73,8 +73,8 @@ class PackedBatch:
     lengths: list[int]  # number of tokens in each piece; they sum to T
     # for each piece, the indices of the pieces in its context, in row order
     contexts: list[tuple[int, ...]]
-    # (R,) int64, row indices of response tokens. No piece begins with a response token, so a
-    # response token has the same token before it in the row (at index - 1) as in its sequence
+    # (R,) int64, row indices of response tokens. No piece begins with a response token. So for each
+    # index i here, the tokens at i - 1 and i of the row are also neighbours in their sequence
     response_index: Tensor
     # (O,) int64, row indices of observation tokens; None if `pack` got observations=False
     observation_index: Tensor | None = None
@@ -128,10 +128,10 @@ def pack(
 ) -> PackedBatch:
     """Put sequences into one row.
 
-    The first piece holds the tokens with which all first prompts begin. Adjacent sequences with the
-    same first prompt (members of a group) share another piece, the rest of that prompt. But no
-    shared piece holds the last token of a first prompt. That token and all later tokens of a
-    sequence are one piece, which belongs to this sequence alone.
+    The first piece holds the tokens with which the first prompt of every sequence begins. Adjacent
+    sequences with the same first prompt (members of a group) share a second piece, which holds the
+    rest of that prompt. But no shared piece holds the last token of a first prompt. That token and
+    all later tokens of a sequence are one piece, which belongs to this sequence alone.
 
     Args:
         sequences: at least one. Sequences with the same first prompt must be neighbours to share
@@ -243,8 +243,9 @@ class PackedLayout:
 
     All layers of the model share one `PackedLayout`, so it builds its masks or indices only once.
     In 16 bits, an Ampere or newer GPU runs one varlen kernel for the whole row. Otherwise (float32,
-    a CPU or an older GPU), each piece is one SDPA call. A piece's own keys come after the keys of
-    its context, because causal kernels and `masks` align the last key with the last query.
+    a CPU or an older GPU), one SDPA call computes each piece of the row. A piece's own keys come
+    after the keys of its context (the earlier pieces that it continues), because causal kernels and
+    `masks` align the last key with the last query.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -299,8 +300,8 @@ class PackedLayout:
 
         A causal kernel computes only half of the scores, but needs as many queries as keys. For a
         piece without a mask, `attend_pieces` therefore also gives the kernel the queries of the
-        context, and drops the outputs of these queries. If the ratio of a piece's keys to its own
-        queries is below MAX_CAUSAL_RATIO, a causal kernel is faster than SDPA with a mask.
+        context, and drops the outputs of these queries. If a piece has fewer than MAX_CAUSAL_RATIO
+        keys for each of its own queries, a causal kernel is still faster than SDPA with a mask.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):

@@ -93,10 +93,10 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     """Return (store, this rank, number of ranks). The ranks find each other through the store.
 
     When torchrun restarts the ranks, it keeps the store (pytorch issue 135712), so a new rank could
-    read the address of a dead rank. On a single node, each key in the store therefore gets the
-    number of restarts so far as its prefix. On several nodes the keys get no prefix. Each node
-    counts its own restarts, so the prefixes of two nodes could differ. Ranks with different
-    prefixes would not find each other.
+    read the address of a dead rank. Therefore, on a single node, each key in the store is prefixed
+    with the number of restarts. On several nodes the keys get no prefix. Each node counts its own
+    restarts, so the prefixes of two nodes could differ. Ranks with different prefixes would not
+    find each other.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -153,8 +153,8 @@ def all_reduce_sum(*tensors: Tensor) -> None:
 def make_mesh(device: torch.device) -> DeviceMesh:
     """Arrange the ranks in a mesh for FSDP2 (collective).
 
-    If there are several nodes with equally many ranks each, every node shards all weights over its
-    own ranks (HSDP). Otherwise the weights are sharded over all ranks.
+    If there are several nodes and each has the same number of ranks, every node shards all weights
+    over its own ranks (HSDP). Otherwise the weights are sharded over all ranks.
     """
     ranks = world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -191,9 +191,9 @@ def stream_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the policy's full weights, one tensor at a time (collective).
 
-    Every rank must exhaust the iterator, because the ranks gather each tensor together. Shards are
-    sent as `dtype`. A 16-bit `dtype` needs half the traffic of float32. LoRA is merged into the
-    yielded weights.
+    Every rank must exhaust the iterator, because gathering a tensor is a collective. The ranks send
+    their shards as `dtype`. A 16-bit `dtype` needs half the traffic of float32. LoRA is merged into
+    the yielded weights.
 
     Yields: Hugging Face name and tensor of each weight. An LM head that is tied to the embedding is
         also yielded, under its own name, because vLLM reloads each layer by its name.
@@ -214,11 +214,12 @@ def stream_weights(
 
 
 def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
-    """Return the merged weight W + (alpha / lora_rank) B A, computed in float32, sharded like W.
+    """Return the merged weight W + (alpha / lora_rank) B A as `dtype`, sharded like W.
 
-    For a 16-bit `dtype` the sum is rounded at random. Rounding to the nearest number would drop
-    small changes by LoRA, so the result would often equal W. The seed of the rounding depends only
-    on `name` and, for a sharded weight, on the shard's index. So a restart repeats the rounding.
+    The sum is computed in float32. For a 16-bit `dtype` it is then rounded up or down at random.
+    Rounding to the nearest number would drop small changes by LoRA, so the result would often equal
+    W. The seed of the rounding depends only on `name` and, for a sharded weight, on the shard's
+    index. So a restart repeats the rounding.
     """
     weight = linear.base_layer.weight
     merged = torch.addmm(
@@ -315,12 +316,12 @@ def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> 
 
 
 def _compute_cost(num_tokens: int) -> int:
-    """Return a trajectory's cost: linear in its tokens, plus a quadratic part for attention."""
+    """Return a trajectory's cost: a part linear in its tokens, plus a quadratic attention part."""
     return num_tokens * (ATTENTION_CROSSOVER_TOKENS + num_tokens)
 
 
 def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
-    """Assign each trajectory to the least loaded rank, the most expensive trajectory first.
+    """Assign trajectories in descending order of cost, each to the rank with the least cost so far.
 
     Returns: for each rank the indices of its trajectories, ascending.
     """
@@ -338,7 +339,7 @@ def _micro_batches_among(
 ) -> list[list[int]]:
     """Divide the trajectories at `indices` into micro-batches.
 
-    Returns: for each micro-batch, the indices of its trajectories in `trajectories`.
+    Returns: for each micro-batch, a list of indices into `trajectories`.
     """
     chosen = [trajectories[i] for i in indices]
     packs = []
@@ -353,8 +354,9 @@ def forward_sequences(
 ) -> tuple[Tensor, ...]:
     """Evaluate a policy or critic at all R response tokens, without gradient (collective).
 
-    Args: args: the temperature if `module` is a policy. A critic takes no `args`.
-    Returns: on every rank, (logprobs, entropy) of a policy or (values,) of a critic. Each tensor
+    For a policy, `args` is the temperature. For a critic, `args` is empty.
+
+    Returns: on every rank, (logprobs, entropy) for a policy or (values,) for a critic. Each tensor
         has shape (R,) and dtype float32. The tokens are in the order of the trajectories.
     """
     lengths = [trajectory.num_response_tokens for trajectory in trajectories]

@@ -3,7 +3,7 @@
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued. The
 policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens since
-the previous response. If context_turns > 0, they are the whole prompt.
+the previous response. If context_turns > 0, `Turn.prompt_ids` are the whole prompt.
 
 A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy. `play` drives
 rollouts for players that answer in text: reference players, demonstrations, API models, a human.
@@ -37,7 +37,9 @@ MAX_REWARD = 1e9  # a larger absolute reward of a turn is an error, because sums
 
 @dataclass
 class Credit:
-    """A turn's advantage and value, for records. Both are None unless the filter kept the group."""
+    """A turn's advantage and value, for records.
+
+    Both are None unless the filter kept the group of trajectories that the turn belongs to."""
 
     advantage: float | None = None  # mean advantage of the response tokens, as in the loss
     value: float | None = None  # critic's value at the first response token; None without a critic
@@ -47,12 +49,12 @@ class Credit:
 class Turn:
     """One prompt, the response to it, and its outcome in the environment."""
 
-    # In the first turn, the first prompt. In later turns, the tokens since the previous response.
-    # If context_turns > 0, the whole context of this turn, earlier responses included.
+    # The first turn has the first prompt. Later turns have the tokens since the previous response.
+    # If context_turns > 0, each turn has its whole context, earlier responses included.
     prompt_ids: list[int]
     # The sampled tokens, with the end-of-turn token if it was sampled. `unmask` puts prompt tokens
     # before them. An API gives no ids, only a text and the number of sampled tokens. So for an API
-    # the list is [text, "", ...], and the length of the list is the number of sampled tokens.
+    # the list is the text and then empty strings. The list has one item per sampled token.
     response_ids: list[int] | list[str]
     # log pi_engine of response_ids at the sampling temperature, nats; NaN if the engine gave none
     rollout_logprobs: list[float]
@@ -61,8 +63,8 @@ class Turn:
     text: str = ""  # the decoded response; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord = field(default_factory=lambda: TurnRecord(actions=[]))  # what happened
-    # `unmask` copies the turn, but the copy and the turn share this object. So if `note_credit`
-    # (support/records.py) writes to the copy, the turn has the same credit.
+    # `unmask` copies the turn, but the copy and the turn share this object. So what `note_credit`
+    # (support/records.py) writes to the copy's credit is also in the turn.
     credit: Credit = field(default_factory=Credit)
     state: Hashable = None  # key of the state before the response, see `Episode.state`
 
@@ -138,7 +140,7 @@ class Trajectory:
 
     @property
     def end(self) -> str | None:
-        """The status, but "out_of_actions" or "lost" instead of "failure"."""
+        """The status, but "failure" is divided into "out_of_actions" and "lost"."""
         if self.status == "failure":
             return "out_of_actions" if self.out_of_actions else "lost"
         return self.status
@@ -179,9 +181,9 @@ def make_episode(config: Config, env: str = "") -> Episode:
     )
     # Training must not draw an instance of the evaluation or held-out split: these instances are
     # reserved. The settings `env` and `eval_env` can name the same game with different options.
-    # Training in `env` could then draw an instance that is reserved for `eval_env`. So in training
-    # each environment avoids the reserved instances of all environments that `env` or `eval_env`
-    # names. Only an environment with too few instances (`Env.repeats`) may draw reserved instances.
+    # Training in `env` could then draw an instance that is reserved for `eval_env`. So training
+    # in any environment avoids the reserved instances of all environments in `env` and `eval_env`.
+    # Only an environment with too few instances (`Env.repeats`) may draw reserved instances.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with as_user_error(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the reserved instances now, because `reset` has a time limit.
@@ -211,7 +213,7 @@ class Rollout:
         return self.episode.env.blocking
 
     def reset(self, split: str) -> None:
-        """Start the episode. If the start fails, set `failure`, the outcome of the first turn."""
+        """Start the episode. If the start fails, store the first turn's outcome in `failure`."""
         trajectory = self.trajectory
         trajectory.split = split
         try:
@@ -231,7 +233,8 @@ class Rollout:
         """Execute a reply.
 
         The outcome has the status "error" if the environment raises an error or exceeds the time
-        limit, or if the reward of the turn is NaN or exceeds MAX_REWARD in absolute value."""
+        limit. The status is also "error" if the reward of the turn is NaN or its absolute value
+        exceeds MAX_REWARD."""
         if self.failure:
             return self.failure
         try:
@@ -270,8 +273,8 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Return the trajectory of an episode that is over.
 
-        First, reward_density changes the rewards of the turns, unless the episode ended in an
-        error. The messages to the policy contain the rewards before this change."""
+        If the episode did not end in an error, first change the rewards of the turns as
+        reward_density says. The messages to the policy contain the rewards before this change."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density != "native" and trajectory.status != "error":
@@ -309,7 +312,7 @@ def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Traject
     reply.
     """
     while not rollout.done:
-        # If the environment could not start, `execute` returns `failure`, whatever the reply.
+        # If the environment could not start, `execute` ignores the reply and returns `failure`.
         reply = Reply("") if rollout.failure else player(rollout)
         if reply is None:
             rollout.trajectory.status = "out_of_tokens"
@@ -360,7 +363,8 @@ def following_prompt(
     policy may see."""
     turns = trajectory.turns
     if turns and not context_turns:
-        # A response without an end-of-turn token is not closed. `following` then inserts the token.
+        # A response is closed if it ends with the end-of-turn token. If the last response is not
+        # closed, `following` inserts the token.
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
     visible = visible_turns(turns, context_turns)
     # users[i] is the message that visible[i] answers. The last message, `user`, has no answer yet.
@@ -376,8 +380,8 @@ def following_prompt(
 def visible_turns(turns: Sequence[Turn], context_turns: int) -> Sequence[Turn]:
     """Return the earlier turns that the policy sees in the next turn.
 
-    If context_turns is 0, the policy sees all earlier turns. Otherwise the next turn counts towards
-    context_turns, so at most context_turns - 1 earlier turns are visible."""
+    If context_turns is 0, the policy sees all earlier turns. Otherwise it sees at most the last
+    context_turns - 1 of them, because context_turns counts the next turn too."""
     first = max(0, len(turns) + 1 - context_turns) if context_turns else 0
     return turns[first:]
 
@@ -396,7 +400,7 @@ def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size:
 
     The limit on failed trajectories is max_error_frac times the number of all trajectories. If
     max_error_frac is above 0, the limit is at least group_size, because an instance that cannot be
-    played fails its whole group. With max_error_frac=0 the limit is 0.
+    played fails the whole group that plays it. With max_error_frac=0 the limit is 0.
 
     Raises: UserError if the number of failed trajectories exceeds the limit, or if every group has
         an error. The message quotes the first error.
@@ -424,7 +428,8 @@ def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size:
 def without_errors(trajectories: Sequence[Trajectory], group_size: int) -> list[Trajectory]:
     """Return the trajectories of the groups in which no trajectory ended in an error.
 
-    A group with an error is left out as a whole, because advantages compare all its scores."""
+    A group with an error is left out as a whole, because advantages compare the scores of a
+    group."""
     failed_groups = groups_with_errors(trajectories, group_size)
     kept = []
     for index, trajectory in enumerate(trajectories):
@@ -459,14 +464,16 @@ def collect(
 ) -> list[Trajectory]:
     """Play episodes side by side, one for each (instance seed, member) in `starts`.
 
+    Several episodes can play one instance, as a group. `member` is an episode's index in its group.
+
     Args:
         noise_seed: part of the sampling seed of each response. The other parts are the instance
             seed, the member and the index of the turn.
         on_done: is called when a trajectory ends, for a progress bar.
         envs: the environment of each episode, by default `config.env`.
     Returns: the trajectories in the order of `starts`. If an environment cannot start, or a first
-        prompt does not fit into the context, the status of the trajectory is "error", and its only
-        turn has no tokens."""
+        prompt does not fit into the context, its trajectory has the status "error" and a single
+        turn without tokens."""
     envs = envs or [config.env] * len(starts)
     rollouts = []
     for (seed, member), env in zip(starts, envs, strict=True):
@@ -488,7 +495,7 @@ def collect(
 class RolloutScheduler:
     """Keeps an engine busy with the turns of many rollouts.
 
-    The key of a rollout in the engine is its index in `rollouts`."""
+    The engine knows each rollout by a key: the index of the rollout in `rollouts`."""
 
     def __init__(
         self,
@@ -509,14 +516,15 @@ class RolloutScheduler:
         self.noise_seed = noise_seed
         self.on_done = on_done
         # `histories[key]` holds all tokens of a rollout so far. If context_turns > 0, it holds only
-        # the tokens of the latest turn.
+        # the prompt and the response of the latest turn.
         self.histories: list[list[int]] = [[] for _ in rollouts]
         self.prompts: list[list[int]] = [[] for _ in rollouts]  # prompts of the pending responses
 
     def run(self) -> None:
         """Play all rollouts to their ends.
 
-        A blocking environment steps in a thread while the engine decodes other rollouts."""
+        A blocking environment (see `Rollout.blocking`) executes a response in a thread. Meanwhile
+        the engine decodes other rollouts."""
         for key, rollout in enumerate(self.rollouts):
             self._request_first_turn(key)
             if rollout.done:
@@ -528,7 +536,7 @@ class RolloutScheduler:
             for sample in samples:
                 rollout = self.rollouts[sample.key]
                 text = self.chat.decode(sample.ids)
-                if not sample.ids:  # estimators need a token in each turn
+                if not sample.ids:  # advantage estimators need a token in each turn
                     self._record_turn(sample, text, failed_outcome("the engine sampled no token"))
                 elif rollout.blocking:
                     blocking_steps.start(rollout, sample, text)
@@ -607,7 +615,7 @@ class RolloutScheduler:
         """Return the setting that cut a response off, or None if it was not cut off."""
         if not sample.ids or self.chat.is_closed(sample.ids):
             return None
-        # `_request_turn` allowed max_response_tokens, or fewer if the context had less room.
+        # `_request_turn` allowed max_response_tokens tokens, or fewer if the context had less room.
         if len(sample.ids) == self.config.max_response_tokens:
             return "max_response_tokens"
         return "max_context_tokens"
@@ -666,7 +674,8 @@ def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
     system = chat.message("system", trajectory.system)
     turns = []
     for turn in trajectory.turns:
-        # The first prompt begins with the system message. If context_turns > 0, every prompt does.
+        # The first prompt begins with the system message. If context_turns > 0, every prompt begins
+        # with the system message.
         masked = len(system) if turn.prompt_ids[: len(system)] == system else 0
         unmasked = turn.prompt_ids[masked:]
         turns.append(

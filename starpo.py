@@ -10,7 +10,7 @@ clipped objective over the response tokens y_t, t = 1..R:
 L_policy is the loss of a mini-batch with R response tokens. A call of `ppo_loss` computes the share
 of one micro-batch in L_policy: the sum over the tokens of the micro-batch, divided by R
 (num_tokens). The weight w_t has no gradient. It is the product of an importance weight and a token
-weight. (Methods of other papers multiply it by masks.) The importance weight corrects for the
+weight. (Methods of other papers multiply w_t by masks, too.) The importance weight corrects for the
 difference between the log-probs of engine and trainer (`importance_weights`). The token weight
 determines how the losses of tokens are averaged (`token_weights`). By default the token weight is 1
 and pi_old is the engine's policy. Then w_t is min(1, importance_cap / ratio_t), so w_t ratio_t
@@ -43,8 +43,8 @@ Shapes: P prompt groups, N rollouts per group (group_size), B trajectories (P * 
 filter), K turns and R response tokens in all. Response tokens are the tokens that the policy
 sampled, including its end-of-turn tokens. With mask_observations=False, all tokens after the system
 message count as response tokens. A tensor of shape (R,) has one number for each response token,
-trajectory after trajectory. So the losses need no mask. Lists of counts, such as `tokens_per_turn`,
-give the lengths of consecutive pieces of a tensor.
+trajectory after trajectory. So the losses need no mask for observations or padding. Lists of
+counts, such as `tokens_per_turn`, give the lengths of consecutive pieces of a tensor.
 
 Differences from the paper and from RAGEN's code:
 - By default only sampled tokens are trained on. RAGEN v1, RAGEN's first code, trains on all tokens
@@ -61,11 +61,12 @@ Differences from the paper and from RAGEN's code:
   reward 0.
 - By default the filter ranks groups by the std of raw scores, and excludes groups without variance.
   If normalisation within groups is on, RAGEN takes the std of the normalised scores. RAGEN-2
-  excludes groups whose value in the ranking is 0.
+  excludes groups whose ranking value is 0.
 - The filter strategy top_p keeps groups until the sum of their values reaches a target. Here the
   sum may be below the target by up to 1e-6. In RAGEN-2 it may be below the target by up to 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
-- Dual clip is off by default; RAGEN's backend uses dual clip with c = 3.
+- Dual clip, a bound on the loss of tokens with A_t < 0, is off by default. RAGEN's backend uses
+  it, as dual_clip=3 does here.
 """
 
 from typing import NamedTuple
@@ -185,7 +186,7 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     else:
         names = "fraction, count, top_p, top_p_softmax or min_p"
         raise ValueError(f"strategy must be {names}, got {strategy!r}")
-    # The entry is_too_short[i] is True if the masses of ranks 0 to i sum to less than the target.
+    # is_too_short[i] is True if the masses of the first i + 1 groups sum to less than the target.
     # No mass is negative, so the True entries come first. Keep the groups of the True entries and
     # one more group, whose mass brings the sum to the target.
     is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (C,)
@@ -215,8 +216,8 @@ def normalize_rewards(
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64. Trajectories with equal group ids share mean and std.
     Returns: (K,), with the dtype of rewards.
-    Source: RAGEN's reward_normalization. In the setting reward_norm_over, RAGEN's grouping "state"
-        is called "group", "inductive" is called "env", and "batch" keeps its name.
+    Source: RAGEN's reward_normalization. The groupings of the setting reward_norm_over are "group"
+        (RAGEN's "state"), "env" (RAGEN's "inductive") and "batch" (the same name in RAGEN).
     >>> rewards, group_ids = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0])
     >>> normalize_rewards(rewards, [2, 1], group_ids, "mean").tolist()
     [1.0, 0.0, -1.0]
@@ -331,13 +332,13 @@ def gae(
     gamma: float | Tensor,
     lam: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the steps of each piece, such as a trajectory.
+    """Generalised advantage estimation over the steps of each piece (a trajectory or a turn).
 
     A_t = delta_t + gamma_t lam_t A_{t+1}, delta_t = r_t + gamma_t V_{t+1} - V_t. V is 0 after the
     last step of a piece, even if a limit ended the trajectory. If the limit is on turns or actions,
     the critic can foresee the end, because the prompt shows how many turns and actions are left. If
-    the limit is max_context_tokens, the critic cannot foresee the end. The steps and pieces of the
-    estimators with a critic:
+    the limit is max_context_tokens, the critic cannot foresee the end. The estimators with a critic
+    use these steps and pieces:
 
     token_gae                  steps are tokens, pieces are trajectories
     bi_level_gae, first pass   steps are turns, pieces are trajectories
@@ -447,9 +448,9 @@ def bi_level_gae(
 def whiten(x: Tensor) -> Tensor:
     """Shift x to mean 0 and scale it to (unbiased) standard deviation 1.
 
-    Args: x (R,) float, the advantages of all response tokens of one iteration, in the groups that
+    Args: x (R,) float, the advantages of one iteration, for all response tokens of the groups that
         the filter kept. Every rank passes the same x.
-    Returns: (R,), (x - mean) / (std + 1e-8), or x - mean if R < 2 or std <= 1e-6 max |x|.
+    Returns: (R,), (x - mean) / (std + 1e-8). If R < 2 or std <= 1e-6 max |x|, it is x - mean.
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 7.
     >>> whiten(torch.tensor([1.0, 2.0, 3.0])).tolist()
     [-1.0, 0.0, 1.0]
@@ -544,7 +545,8 @@ def ppo_loss(
             masks of `methods.py`. None means that w is 1.
         dual_clip: above 1, or 0 for no dual clip. Dual clip raises the min(...) of each token with
             A < 0 to at least dual_clip * A.
-        segment_log_ratio: (R,), GSPO's log ratio, with gradient. None: each token has its own.
+        segment_log_ratio: (R,), GSPO's log ratio, with gradient. If None, each token has
+            its own log ratio.
     Returns: the loss, a scalar, and two metrics without gradient. Each metric is a sum over the R
         tokens, divided by num_tokens. clipfrac counts the tokens whose clipped term is below the
         unclipped term. approx_kl sums the k3 estimates of KL(old || new), nats.
@@ -572,7 +574,7 @@ def ppo_loss(
         objective = objective * weights.detach()
     loss = -objective.sum() / num_tokens
     is_clipped = (clipped < unclipped).to(loss.dtype)  # (R,) 0 or 1
-    # approx_kl takes the ratios of tokens, even with GSPO
+    # approx_kl uses each token's own ratio, even with GSPO
     kl = torch.expm1(token_log_ratio) - token_log_ratio  # (R,)
     return loss, {
         "clipfrac": is_clipped.sum() / num_tokens,
@@ -595,7 +597,7 @@ def importance_weights(
     Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL". They
         cap pi_old / pi_engine. Here the cap is on pi / pi_engine, so weight * ratio is at most
-        cap. The reason: the loss of a token with A < 0 grows with pi over the optimizer steps.
+        cap. The reason: if A < 0 and the optimizer steps increase pi, the loss of the token grows.
         PPO's clip does not bound this loss, but the cap on pi / pi_engine does.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
@@ -622,7 +624,8 @@ def token_weights(
     constant             the sum over its tokens, divided by max_trajectory_tokens (Dr. GRPO)
 
     Args:
-        tokens_per_trajectory: the counts of response tokens of the mini-batch's B trajectories.
+        tokens_per_trajectory: the number of response tokens in each of the mini-batch's B
+            trajectories.
         max_trajectory_tokens: max_turns * max_response_tokens.
     Returns: (R,) float32.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
@@ -661,10 +664,10 @@ def value_loss(
         old_values: (R,), before the update.
         returns: G (R,), reward units.
         value_clip: above 0; float("inf") for no clip.
-        num_tokens: the sum over tokens is divided by this number.
+        num_tokens: the loss is the sum over the tokens, divided by num_tokens.
         weights: (R,), the factor of each token's loss, from `token_weights`.
-    Returns: loss, scalar; one metric in a dict. vf_clipfrac is the number of tokens whose clipped
-        term is the larger one, divided by num_tokens.
+    Returns: the loss, a scalar, and a dict with one metric. vf_clipfrac is the number of tokens
+        whose clipped term is larger than the unclipped term, divided by num_tokens.
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
     >>> values, old, returns = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([3.0])
     >>> loss, metrics = value_loss(values, old, returns, value_clip=0.5, num_tokens=1)
@@ -734,7 +737,7 @@ def _stats_within_groups(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Ten
 
 
 def segment_sums(x: Tensor, counts: list[int]) -> Tensor:
-    """Split x into consecutive pieces of lengths `counts`. Return their sums, (len(counts),).
+    """Split x into consecutive pieces of lengths `counts`. Return the sum of each, (len(counts),).
 
     >>> segment_sums(torch.tensor([1.0, 2.0, 3.0]), [2, 1]).tolist()
     [3.0, 3.0]

@@ -101,7 +101,7 @@ def train(run: Run, device: torch.device) -> None:
     """Train until the run is over or interrupted."""
     config = run.config
     learner, engine, chat = build_learner(config, device)
-    # The report needs the scores of the initial model, so every start evaluates this model here.
+    # The report needs the scores of the initial model, so this model is evaluated at every start.
     # Then `run.start` loads the newest checkpoint, if there is one.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
@@ -157,7 +157,7 @@ def iterate(
     # -- filter: by default, keep the groups whose scores (sums of rewards) vary most
     update_timer = Timer()
     stats = stats_of_groups(trajectories, config.group_size)  # (P,) each
-    rank_by = ranking_values(config, trajectories, stats)  # (P,) the values that filter_by names
+    rank_by = ranking_values(config, trajectories, stats)  # (P,) the values chosen by filter_by
     # If dynamic sampling made P larger than num_groups, the filter sees num_groups of the P groups:
     # all groups with variance, filled up with other groups. Otherwise it sees all P groups.
     candidates = filter_candidates(config, stats)  # indices of 1 to P groups
@@ -196,8 +196,9 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
 
     Every rank plays a part of the trajectories and returns all of them. The first round samples
     num_groups groups. With dynamic sampling (sampling_rounds > 1), further rounds sample more
-    groups, until num_groups groups have variance. There are at most sampling_rounds rounds. The
-    result also holds the groups without variance, so it may have more than num_groups groups."""
+    groups, until num_groups groups have variance in their scores. There are at most sampling_rounds
+    rounds. The result also holds the groups without variance, so it may have more than num_groups
+    groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -294,7 +295,9 @@ def filter_candidates(config: Config, stats: GroupStats) -> Tensor:
 def select_groups(config: Config, candidates: Tensor, rank_by: Tensor, stats: GroupStats) -> Tensor:
     """Use `starpo.filter_groups` to choose the groups to train on.
 
-    Args: candidates, from `filter_candidates`; rank_by (P,), from `ranking_values`.
+    Args:
+        candidates: the indices that `filter_candidates` returned.
+        rank_by: (P,) the values that `ranking_values` returned.
     Returns: the indices of the chosen groups, ascending; at most P indices, perhaps none."""
     chosen = starpo.filter_groups(
         rank_by[candidates].double(),
@@ -321,7 +324,8 @@ def skipped_update(iteration: int, num_kept: int) -> str:
     """Return the message for an iteration that has no trajectory to train on."""
     reason = "each kept trajectory has a void turn"
     if num_kept == 0:
-        # If any group has variance, each filter strategy keeps a group. So no group has variance.
+        # Each filter strategy keeps a group if any group has variance. Here the filter kept none,
+        # so no group has variance.
         reason = "the filter kept no group, because the scores in each group are equal"
     return f"iteration {iteration}: {reason}; update skipped"
 
@@ -331,7 +335,7 @@ def skipped_update(iteration: int, num_kept: int) -> str:
 
 @dataclass
 class Experience:
-    """The kept trajectories as inputs of the model, and the numbers that the losses need.
+    """The kept trajectories (`kept`) as inputs of the model, and the numbers that the losses need.
 
     A sequence is one input of the model. Without context_turns, each trajectory is a sequence. The
     setting context_turns limits the turns that the policy sees. With context_turns, each turn is a
@@ -348,7 +352,8 @@ class Experience:
     # or a turn, as the setting `segment` says. With context_turns it is always a turn.
     segment_ids: Tensor
     ref_logprobs: Tensor | None = None  # (R,) nats, of the frozen reference; None if kl_coef is 0
-    old_values: Tensor | None = None  # (R,) in reward units, before the update; only with a critic
+    # (R,) the critic's values before the update, in reward units; None without a critic
+    old_values: Tensor | None = None
     returns: Tensor | None = None  # (R,) float, in reward units; only with a critic
     # (R,) the weight of each token in the losses, see starpo.token_weights. `update` computes the
     # weights for each mini-batch.
@@ -542,8 +547,8 @@ def estimate_advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Estimate advantages with the estimator that the settings name.
 
-    An estimator that you add may keep state in `learner.estimator_state`, which checkpoints save
-    (examples/running_mean.patch). All ranks get the same arguments, so their states are equal.
+    If you add an estimator, it may keep state in `learner.estimator_state`. Checkpoints save this
+    state. An example is examples/running_mean.patch. All ranks get the same arguments, so their states are equal.
 
     Args: rewards (R,) of the response tokens of `kept`; values (R,), or None without a critic.
     Returns: advantages (R,) and returns (R,). The returns are the critic's targets, and None
@@ -621,7 +626,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
 def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[np.ndarray]:
     """Shuffle the trajectories in each epoch and cut them into mini-batches of batch_size.
 
-    Yields: indices of trajectories; the last mini-batch of an epoch may be smaller."""
+    Yields: the indices of each mini-batch's trajectories. The last mini-batch of an epoch may be
+        smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
         order = rng.permutation(num_trajectories)
@@ -761,7 +767,8 @@ def clipped_loss(
         )
     if config.tv_bound:  # DPPO-TV
         weights = weights * methods.tv_mask(logprobs, rollout_logprobs, advantages, config.tv_bound)
-        clip_low, clip_high = 1.0, float("inf")  # the clip range [0, inf) does not clip
+        # PPO's clip range [1 - clip_low, 1 + clip_high] is now [0, inf], so nothing is clipped
+        clip_low, clip_high = 1.0, float("inf")
     loss, metrics = starpo.ppo_loss(
         logprobs,
         old_logprobs,
@@ -823,7 +830,7 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
         if finite:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    learner.policy.bump_version()  # makes sync_weights load the weights again
+    learner.policy.bump_version()  # so sync_weights loads the weights into the engine again
     names = {"policy": "grad_norm", "critic": "grad_norm_critic"}
     return {names[name]: norm.item() for name, norm in norms.items()}
 
