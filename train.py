@@ -548,7 +548,8 @@ def estimate_advantages(
     """Estimate advantages with the estimator that the settings name.
 
     If you add an estimator, it may keep state in `learner.estimator_state`. Checkpoints save this
-    state. An example is examples/running_mean.patch. All ranks get the same arguments, so their states are equal.
+    state. An example is examples/running_mean.patch. All ranks get the same arguments, so their
+    states are equal.
 
     Args: rewards (R,) of the response tokens of `kept`; values (R,), or None without a critic.
     Returns: advantages (R,) and returns (R,). The returns are the critic's targets, and None
@@ -767,7 +768,7 @@ def clipped_loss(
         )
     if config.tv_bound:  # DPPO-TV
         weights = weights * methods.tv_mask(logprobs, rollout_logprobs, advantages, config.tv_bound)
-        # PPO's clip range [1 - clip_low, 1 + clip_high] is now [0, inf], so nothing is clipped
+        # the clip range [1 - clip_low, 1 + clip_high] is now [0, inf), so PPO's clip has no effect
         clip_low, clip_high = 1.0, float("inf")
     loss, metrics = starpo.ppo_loss(
         logprobs,

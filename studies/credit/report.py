@@ -204,12 +204,14 @@ def cells_of(numbers: Numbers, headings: dict[str, str]) -> list[str]:
 
 def describe_truth(facts: dict[str, float]) -> str:
     text = (
-        f"On average, a seed has {facts['games']:.0f} games with {facts['turns']:.0f} turns in "
-        f"total, and {100 * facts['success']:.0f} % of its games are won. Each turn has two sets "
-        f"of {facts['draws']:.0f} continuations: one set starts before the reply, and the other "
-        f"set first repeats the reply. The measurement takes {facts['cpu_s']:.0f} CPU-seconds a "
-        "seed.\n"
-        "The continuations estimate the true advantage of each turn, with a standard error of "
+        f"On average, the policy of a seed plays {facts['games']:.0f} games with "
+        f"{facts['turns']:.0f} turns in total, and wins {100 * facts['success']:.0f} % of the "
+        "games. Each game is continued from the state before each of its turns, in two sets of "
+        f"{facts['draws']:.0f} continuations. The first set starts with new replies, and the "
+        "second set first repeats the reply of the turn. The measurement takes "
+        f"{facts['cpu_s']:.0f} CPU-seconds a seed.\n"
+        "The estimate of a turn's true advantage is the mean return of the second set minus the "
+        "mean return of the first set. The standard error of the estimates is "
         f"{facts['noise']:.3f}. The true advantages have a standard deviation of "
         f"{facts['spread']:.3f}. {100 * facts['decided']:.0f} % of the estimates are more than two "
         "standard errors from 0. "
