@@ -33,10 +33,10 @@ In the picture (the .png file beside this page), a line is the mean of the seeds
 prompts solved, %", the band at the first and the last evaluation is the 95 % interval of the table.
 For evaluations during training, only the success rate of each seed is recorded, not which prompts
 it solved. So with several seeds, the band at an evaluation during training is the widest 95 %
-interval that these rates allow. All other panels show metrics of training. Their lines are moving
-averages over nine iterations, and their bands go from the lowest to the highest value of the seeds.
-A grey dashed line, if there is one, is the success of a reference player with the policy's limits
-on turns and actions. A triangle marks the first warning of a seed."""
+interval that is compatible with these rates. All other panels show metrics of training. Their
+lines are moving averages over nine iterations, and their bands go from the lowest to the highest
+value of the seeds. A grey dashed line, if there is one, is the success of a reference player with
+the policy's limits on turns and actions. A triangle marks the first warning of a seed."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
 

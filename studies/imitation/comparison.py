@@ -467,17 +467,21 @@ def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
 INTRODUCTION = f"""\
 # RL against imitation
 
-Every row plays the same 256 fixed prompts {SAMPLES} times. In all rows, game k on a prompt draws
-its slips from the same random numbers. Success is in %, with a 95 % interval over prompts and
-seeds. If the seeds have different results, parentheses hold the result of each seed. The third
-column is the success of the method in its heading minus the success of the row. This difference is
-paired by prompt. If the method and the row have different numbers of seeds, the results of the row
-are first averaged over its seeds. The interval then does not cover the spread of these seeds.
-Policies sample at T=0.5. CPU-s is the CPU time of training in seconds, without evaluations. The
-rows whose names begin with "crowd" are scripted players. In each turn, these players have a random
-limit on the number of their actions. The corpus of the base model
-([base_model](../base_model/README.md)) also has games of these players. In some turns of these
-games, random actions replace the actions of the player."""
+Every player and every model plays the same 256 fixed prompts {SAMPLES} times. On slippery
+FrozenLake, game k on a prompt draws its slips from the same random numbers in all rows. Success is
+in %, with a 95 % interval over prompts and seeds. If the seeds have different results, parentheses
+hold the result of each seed. The heading of the third column names a method. The column is the
+success of this method minus the success of the row. This difference is paired by prompt. If the
+method and the row have different numbers of seeds, the results of the row are first averaged over
+its seeds. The interval of the difference then ignores the spread of the row's seeds. Policies
+sample at T=0.5. CPU-s is the CPU time of training in seconds, without evaluations.
+
+The limits of the policy are its maximum numbers of turns and of actions a turn. SFT on a player is
+SFT on games of this player. A quarter of an SFT has a quarter of its steps. The rows whose names
+begin with "crowd" are scripted players. In each turn, these players have a random limit on the
+number of their actions. The base model was pretrained on a corpus that also has games of these
+players ([base_model](../base_model/README.md)). In some turns of the corpus, random actions replace
+the actions of the player."""
 
 
 if __name__ == "__main__":
