@@ -5,7 +5,7 @@
 env = "gymnasium:CliffWalking-v1"
 estimator = "grpo"
 # With the default reward_density, "native", a step costs 1. A reply without an action costs only
-# 0.1 (format_penalty). So a policy that moves less could earn more.
+# 0.1 (format_penalty). So a policy could earn more by moving less.
 reward_density = "sparse"
 max_turns = 5
 actions_per_turn = 5

@@ -6,4 +6,4 @@ estimator = "gae"
 max_turns = 1  # one reply with one expression
 actions_per_turn = 1
 actions_per_traj = 1
-max_response_tokens = 1000  # a thought can try several expressions
+max_response_tokens = 1000  # room for a thought that tries several expressions

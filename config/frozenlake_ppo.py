@@ -12,5 +12,5 @@ filter_keep = 0.25  # train on the 2 groups whose scores vary most
 batch_size = 32  # trajectories per optimizer step; the filter keeps 32, so there is one step
 kl_coef = 0.0  # no KL term
 num_iterations = 200
-# The clip range is asymmetric, as in DAPO: clip_low is 0.2 and clip_high is 0.28. With one step per
-# iteration, PPO's ratio can leave this range only because engine and trainer round differently.
+# PPO's clip range is asymmetric, as in DAPO: clip_low is 0.2 and clip_high is 0.28. With one step
+# per iteration, PPO's ratio can leave this range only if engine and trainer round differently.

@@ -4,7 +4,7 @@
 
 env = "worlds/guess.py:Guess,largest=15"
 estimator = "grpo"
-num_groups = 32  # each group has one hidden number
+num_groups = 32  # all games of a group have the same hidden number
 group_size = 8
 filter_keep = 0.5
 max_turns = 4

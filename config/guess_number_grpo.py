@@ -4,7 +4,7 @@
 
 env = "gem:game:GuessTheNumber-v0-easy,settings=max_number=15"
 estimator = "grpo"
-reward_density = "sparse"  # "native" would also reward a wrong last guess near the number
+reward_density = "sparse"  # "native" would also reward a last guess that is only near the number
 max_turns = 4
 actions_per_turn = 1
 actions_per_traj = 4

@@ -1,5 +1,5 @@
 # StarPO-S with GRPO on the `fetch` questions of Tools. The agent reads the name of a town from a
-# key-value store, searches for the town, and answers with one of its facts.
+# key-value store, searches for the town, and answers with a fact about this town.
 # Launch:  torchrun --standalone train.py config/tools_fetch_grpo.py
 
 env = "tools:task=fetch,results=1"

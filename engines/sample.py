@@ -19,7 +19,7 @@ class Sample(NamedTuple):
 
 
 def failure_reason(error: BaseException) -> str:
-    """Return an error's first lines (at most three), and advice if the memory is too small."""
+    """Return an error's first lines (at most three). If memory ran out, add advice."""
     lines = str(error).split("\n")[:3]
     reason = f"({' '.join(lines)[:300] or type(error).__name__})"
     out_of_memory = "(out of|allocate|enough|free|available|cache) memory|size.*overflow"

@@ -23,7 +23,7 @@ from utils.precision import product_in_float32
 
 # The KV cache may take this share of the free memory. Training needs the rest.
 CACHE_SHARE = 0.5
-LARGE_CACHE = 10**9  # in bytes; if the cache is larger, the engine prints its size
+LARGE_CACHE = 10**9  # in bytes; the engine prints the size of a larger cache
 
 
 class _Request(NamedTuple):
@@ -249,8 +249,8 @@ class TorchEngine:
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
         """Start each waiting request whose trajectory has a row of the cache or gets a free row.
 
-        The last token of a trajectory is neither prefilled nor copied: it is the input of the
-        decode step.
+        Prefills and copies leave out a trajectory's last token, because this token is the input of
+        the decode step.
 
         Returns: the tokens to prefill, and the prompts to copy from other rows.
         """
@@ -430,7 +430,7 @@ class _CacheLayout:
         num_rows = len(self.rows)
         kv_heads = cache.shape[2]
         head_dim = queries.shape[-1]
-        # Query heads that share a key head become several queries of that head.
+        # The query heads that share one key head become several queries to that key head.
         grouped = queries.transpose(0, 1).reshape(num_rows, kv_heads, -1, head_dim)
         keys, values = cache[:, :num_rows, :, : self.span]  # (N, kv_heads, span, D) each
         output = F.scaled_dot_product_attention(

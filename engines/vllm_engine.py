@@ -59,7 +59,7 @@ class VLLMEngine:
             if current_platform.is_cpu() != is_cpu:
                 raise ImportError(f"the installed vLLM is not for device {model.device.type!r}")
             if is_cpu:
-                # "eager" compiles nothing, so vLLM starts in seconds.
+                # The backend "eager" compiles nothing, so vLLM starts in seconds.
                 current_platform.simple_compile_backend = "eager"
             self.llm = LLM(
                 model=model.name_or_path,
@@ -130,7 +130,7 @@ class VLLMEngine:
         return samples
 
     def release(self, key: int) -> None:
-        """Do nothing: a finished request holds no memory that other requests need."""
+        """Do nothing: other requests can already reuse the memory of a finished request."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Load new weights and reset the prefix cache.
@@ -150,10 +150,10 @@ class VLLMEngine:
 
 
 def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
-    """Register a subclass of the backbone's class in AutoModel. vLLM changes only this subclass.
+    """Register a subclass of the backbone's class in AutoModel, so vLLM changes only the subclass.
 
-    vLLM has no code of its own for SmolLM3, so it takes the backbone's class from AutoModel and
-    changes this class in place. The trainer would fail with a changed class.
+    vLLM has no code of its own for SmolLM3, so it takes the registered class from AutoModel and
+    changes this class in place. The trainer would fail if vLLM changed the backbone's class.
     """
     backbone_class = type(model.model)
     name = backbone_class.__name__
@@ -162,7 +162,7 @@ def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
 
 
 def _cache_bytes(model: PreTrainedModel, config: Config, dtype: torch.dtype) -> int:
-    """Bytes for the keys and values of max_running requests, with a margin for partial blocks."""
+    """Bytes of a KV cache for max_running requests. A margin covers partly filled cache blocks."""
     num_tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
     num_heads = model.config.num_hidden_layers * model.config.num_key_value_heads
     head_dim = model.model.layers[0].self_attn.head_dim

@@ -29,10 +29,10 @@ class Doors(Env):
 
     def __init__(self, *, reward: float = 1.0, **common):  # an option: --env=...:Doors,reward=2
         super().__init__(**common)
-        self.max_reward = reward  # the total reward of a success
+        self.max_reward = reward  # the total reward of a won game
 
     def draw(self, rng):
-        """A random instance: the name of the game, then everything that determines its start."""
+        """Draw an instance: the name of the game, then all values that determine the start."""
         return ("doors", int(rng.integers(len(self.actions))))
 
     def _start(self, instance):
@@ -42,7 +42,7 @@ class Doors(Env):
         self.highest = len(self.actions) - 1
 
     def _move(self, index):
-        """Execute actions[index]. Returns: reward, terminated, success, effective (any change?)."""
+        """Run actions[index]. Returns: reward, terminated, success, effective (state changed?)."""
         before = (self.lowest, self.highest)
         if index < self.prize:
             self.lowest = max(self.lowest, index + 1)

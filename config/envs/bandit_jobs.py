@@ -1,6 +1,6 @@
 # Extra settings for bandit_grpo.py or bandit_ppo.py: training on twelve pairs of jobs. In each
-# pair, the job that sounds risky is the better arm. Evaluation adds pairs of other jobs, and a pair
-# in which the job that sounds risky is the worse arm.
+# pair, the job that sounds risky is the better arm. Evaluation also uses pairs of other jobs, and
+# one pair (trader) in which the job that sounds risky is the worse arm.
 # Example:
 #   python train.py config/bandit_grpo.py config/envs/bandit_jobs.py config/models/tiny.py
 

@@ -5,7 +5,7 @@
 _lake = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
 _sokoban = "sokoban:size=6,boxes=1,search_depth=300"
 env = f"2*{_lake} + {_sokoban}"
-# Rewards of the two environments differ in scale. So after the filter, the scores are normalised
-# in each environment separately, to mean 0 and standard deviation 1.
+# The scores of the two environments differ in scale. So after the filter, the scores of each
+# environment are normalised separately, to mean 0 and standard deviation 1.
 reward_norm = "mean_std"
 reward_norm_over = "env"

@@ -1,5 +1,5 @@
 # Extra settings for any experiment: LoRA adapters in policy and critic, on all linear layers of the
-# transformer blocks. The rank is the one in the StarPO paper.
+# transformer blocks. The StarPO paper uses the same rank.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/lora.py
 
 lora_rank = 64  # alpha is 64, too

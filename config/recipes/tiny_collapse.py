@@ -1,5 +1,5 @@
-# Extra settings for frozenlake_grpo.py and tiny.py: StarPO at a learning rate at which most runs
-# collapse within 15 iterations (studies/collapse/README.md). The ice is not slippery.
+# Extra settings for frozenlake_grpo.py and tiny.py: StarPO at a learning rate of 2e-3. Most of
+# these runs collapse within 15 iterations (studies/collapse/README.md). The ice is not slippery.
 # Example:
 #   python train.py config/frozenlake_grpo.py config/models/tiny.py config/recipes/tiny_collapse.py
 
@@ -9,7 +9,7 @@ num_groups = 4
 group_size = 8
 batch_size = 8  # four optimizer steps per iteration
 filter_keep = 1.0  # StarPO has no filter
-clip_high = 0.2  # StarPO's clip range is symmetric, and clip_low is 0.2
+clip_high = 0.2  # clip_low is 0.2, too, because StarPO's clip range is symmetric
 num_iterations = 60
 eval_every = 5
 eval_size = 128

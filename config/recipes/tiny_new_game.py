@@ -1,6 +1,6 @@
 # Extra settings for a game whose words the tiny base model has never seen. Give this file after
-# tiny.py, because it overrides settings of tiny.py. Run SFT before RL, and pass the model of SFT to
-# RL with --model=DIR (studies/imitation/new_games.md).
+# tiny.py, because it overrides settings of tiny.py. Run SFT first. Then start RL from the SFT model
+# with --model=DIR (studies/imitation/new_games.md).
 # Example:
 #   python train.py config/spell_grpo.py config/models/tiny.py config/recipes/tiny_new_game.py \
 #       --model=DIR

@@ -57,7 +57,7 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 def base_report(model, chat: Chat) -> dict[str, dict]:
     """Run all probes, distributed over the ranks.
 
-    Returns: a dict that maps each probe to its metrics. The key consists of the environment and the
+    Returns: a dict that maps each probe to its metrics. Each key is an environment, a space and an
         observation mode, such as "bandit:pair=phoenix grid"."""
     tasks = []
     for files, modes in BASE_PROBES.items():

@@ -15,21 +15,21 @@ from support.terminal import run_main
 from tools.plotting.tables import markdown
 from utils.files import read_rows
 
-WORLDS = {  # environment -> name in the tables
+WORLDS = {  # maps an environment to its name in the tables
     "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8": "FrozenLake, slippery",
     "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0": "FrozenLake, no slip",
     "sokoban:size=6,boxes=1,search_depth=300": "Sokoban 6x6",
     "sokoban:size=8,boxes=2,search_depth=10": "Sokoban 8x8",
     "bandit:pair=phoenix": "Bandit",
 }
-GAMES = {  # maps a metric of games to its heading
+GAMES = {  # maps a metric of games to its column heading
     "success_T0.5": "success T=0.5",
     "success_T1": "success T=1",
     "valid_frac_T1": "valid T=1",
     "thought_true_frac_T1": "thoughts true",
     "entropy_T1": "entropy T=1",
 }
-READING = {  # maps what a question asks for to its heading
+READING = {  # maps a thing that questions ask about to its column heading
     "player": "player",
     "goal": "goal",
     "holes": "holes",
@@ -65,7 +65,7 @@ def learning_table(rows: Sequence[dict]) -> list[str]:
     for world, name in WORLDS.items():
         for row in rows:
             values = row.get(f"{world} grid", {})
-            # This table leaves the bandit out. The bandit has no board, so it lacks "player".
+            # This table leaves the bandit out. A bandit has no board, so its values lack "player".
             if "player" in values:
                 millions = f"{row['tokens'] / 1e6:.1f}"
                 cells = [name, f"{row['step']:,}", millions, *cells_of(values, LEARNED)]

@@ -11,13 +11,13 @@ Training begins with an easy part: drills that ask one question each. Without th
 small as the base model does not learn to read boards.
 
 No document starts on an evaluation or held-out board of the environments in RESERVED. Sokoban
-boards that differ only in their symbols count as the same board here. The corpus lacks three
-things, so they can test generalisation:
+boards that differ only in their symbols count as the same board here. The corpus leaves out
+three things, to allow tests of generalisation:
 - the meanings that symbols=newvocab (an option of Sokoban) gives to symbols
 - board sizes other than those of WORLDS
 - the arms of pair=jobs_test (an option of Bandit)
 
-    python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
+    python -m studies.base_model.corpus --packs=600  # print a table of the documents in 600 packs
 """
 
 from configurator import UserError, load_config
@@ -134,7 +134,7 @@ def documents(
 def players_of(
     episode: Episode, planners: float, rng: np.random.Generator
 ) -> dict[str, Callable[[], str]]:
-    """Draw the players of an instance.
+    """Draw the players for one instance of the environment.
 
     A bandit gets two players, one for each arm, because the prompt does not say which arm is
     better.

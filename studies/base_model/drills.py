@@ -109,7 +109,7 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 
 
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the share of right answers for each thing asked, such as "player" or "next_board"."""
+    """Return the share of right answers about each thing, such as "player" or "next_board"."""
     right = defaultdict(list)
     for drill in drills:
         for turn in drill.turns:

@@ -68,7 +68,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 
     def report(step: int, totals: dict) -> None:
         write_row(config, step, totals, base_report(model, chat))
-        saver.wait()  # a checkpoint in progress uses the same temporary folder as `export`
+        saver.wait()  # a checkpoint still being written uses the temporary folder of `export`
         export(out_dir / f"model-{step}", policy, tokenizer)
 
     imitate(policy, partial(packs_of, config, chat), config, saver=saver, report=report)

@@ -233,8 +233,8 @@ def test_half_of_the_games_begin_with_few_actions_left(chat):
 
 @pytest.mark.slow
 def test_easy_documents_come_first(chat):
-    """The four easy stages show boards of size 4, then 4 and 6, then 6 and 8, then 8. Boards of
-    size 4 are lakes. Larger boards are rooms."""
+    """Training begins with four easy stages. They show boards of size 4, then 4 and 6, then 6 and
+    8, then 8. Boards of size 4 are lakes. Larger boards are rooms."""
     sizes_at = {0.0: {4}, 0.049: {4}, 0.051: {4, 6}, 0.099: {4, 6}, 0.101: {6, 8}, 0.151: {8}}
     for progress, sizes in sizes_at.items():
         played = [d for i in range(20) for d in read(chat, (3, i, 0), 2, progress)]

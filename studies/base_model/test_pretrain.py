@@ -184,7 +184,7 @@ def test_reading_is_scored_by_kind():
     ]
     scores = drills.score_reading([Trajectory((0,), 0, turns)])
     assert scores == {
-        "cell": 0.5,  # 3 of the 4 cells in Row 1 are right, and none in Column 2 (2 cells)
+        "cell": 0.5,  # 3 of the 4 cells in Row 1 are right, and 0 of the 2 cells in Column 2
         "goal": 0.0,
         "holes": 0.5,
         "next_board": 1.0,

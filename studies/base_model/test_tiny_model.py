@@ -86,8 +86,8 @@ def test_other_shapes_are_refused(shape):
     "load", [lambda folder: load_model(folder)[1], AutoTokenizer.from_pretrained]
 )
 def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, load):
-    """Saving and loading changes no ids, because both tokenizers split text with QWEN2_SPLIT.
-    LEARNING_SPLIT was used only to learn the merges."""
+    """Saving and loading changes no ids, because the loaded tokenizer also splits text with
+    QWEN2_SPLIT. LEARNING_SPLIT was used only to learn the merges."""
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = load(str(tmp_path))

@@ -96,11 +96,12 @@ def _parse_shape(shape: str) -> tuple[int, int]:
 
 
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Learn byte-level BPE from `environment_texts`. No token joins two words, digits or cells.
+    """Learn byte-level BPE from `environment_texts`.
 
-    The merges are learned with LEARNING_SPLIT. The finished tokenizer uses QWEN2_SPLIT, because
-    AutoTokenizer puts this pattern into the tokenizer of every Qwen2 model. Both patterns give the
-    same ids for `environment_texts`.
+    No token joins two words, two digits or two cells of a board. The merges are learned with
+    LEARNING_SPLIT. The finished tokenizer uses QWEN2_SPLIT, because AutoTokenizer puts this pattern
+    into the tokenizer of every Qwen2 model. Both patterns give the same ids for
+    `environment_texts`.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

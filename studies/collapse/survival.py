@@ -42,7 +42,8 @@ from utils.files import write_atomically
 TOLERANCE = 0.05  # a run is alive only if it ends at most this far below StarPO's best success
 STARPO = "frozenlake StarPO"
 RATE = "2e-3"  # learning rate of the runs in collapse.png
-# Maps the beginning of a method's name to its line in collapse.png. The first match counts.
+# Maps the beginning of a method's name to the method's line in collapse.png. The first match
+# counts.
 FAMILIES = {
     "StarPO-S": "StarPO-S and its variants",
     "StarPO with a KL": "StarPO with a KL term",
@@ -52,8 +53,8 @@ FAMILIES = {
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # tried by `fit`
-# The first level of grad_norm is its median over iterations 1 to FIRST. A spike is the first later
-# iteration whose grad_norm is above one of these factors times the first level.
+# The first level of grad_norm is its median over iterations 1 to FIRST. For each factor, a spike is
+# the first later iteration in which grad_norm is above the factor times the first level.
 SPIKES = (3.0, 10.0)  # each factor has two rows in the table of spikes
 
 FOLDER = Path("studies/collapse")
@@ -97,7 +98,8 @@ class Verdict:
 def num_updates(row: Row) -> int:
     """Return the number of iterations that count as updates.
 
-    In such an iteration, the filter kept a group, and rewards differed inside some group."""
+    An iteration counts if the filter kept at least one group, and if rewards differed inside at
+    least one group."""
     count = 0
     series = row["series"]
     for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
@@ -168,7 +170,7 @@ def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
 
 
 def first_spike(row: Row, factor: float) -> int | None:
-    """Return the first iteration > FIRST with a norm > factor * first_level(norms), or None."""
+    """Return the first iteration > FIRST with grad_norm > factor * its first level, or None."""
     norms = row["series"]["grad_norm"]
     first = first_level(norms)
     if first <= 0:
@@ -202,7 +204,7 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
 
 
 def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
-    """Return the last four entries of these runs' row in the table of `spike_lines`.
+    """Return the last four entries of a row in the table that `spike_lines` returns.
 
     The first entry counts the runs with a spike before the collapse. The second counts the runs
     with a spike but no collapse. The third counts the runs with a spike after the collapse. The
@@ -327,7 +329,7 @@ def method_lines(curves: dict[str, list[Row]]) -> list[str]:
 def true_thoughts(row: Row) -> str:
     """Format the share of true statements in thoughts as two medians.
 
-    The first median is over the first 5 values, and the second over the last 5."""
+    The first median is over the first 5 recorded shares, and the second over the last 5."""
     values = [value for value in row["series"]["thought_true_frac"] if value is not None]
     return f"{100 * median(values[:FIRST]):.0f} to {100 * median(values[-FIRST:]):.0f}"
 

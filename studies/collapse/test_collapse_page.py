@@ -47,7 +47,7 @@ def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
         ([0.7, 0.8, 0.9, 0.3], None),  # one low evaluation is not enough
         ([0.29, 0.2, 0.1], 5),  # success is 0.5 before RL
         ([0.5, 0.6, 0.7], None),
-        ([0.7, 0.5, 0.5], 10),  # a fall of 20 points, although 0.7 - 0.5 < 0.2 in floats
+        ([0.7, 0.5, 0.5], 10),  # counts as a fall of 20 points, although 0.7 - 0.5 < 0.2 in floats
     ],
 )
 def test_a_collapse_is_a_fall_until_the_end(successes, expected):
@@ -125,8 +125,8 @@ def test_the_factor_with_the_best_f1_is_chosen():
         make_row(fall, entropy=[1.0] * 15 + [3.5] * 15),
         make_row([0.9] * 6, entropy=[1.0] * 15 + [1.8] * 15),
     ]
-    # With a factor of 1.5 the second run is a false alarm. With a factor of 4 the sign misses the
-    # collapse of the first run.
+    # With a factor of 1.5 the sign is a false alarm in the second run. With a factor of 4 the sign
+    # misses the collapse of the first run.
     assert fit("entropy", True, rows) == Sign("entropy", True, 3.0)
 
 
@@ -169,14 +169,14 @@ def test_the_page_counts_collapses_and_survivors():
     }
     text = collapse.page_tables(curves)["methods"]
     assert "| StarPO at 2e-3 | 0, 1 | 15, 15 | 0 of 2 | 90, 90 | 30, 30 | 20, 20 |" in text
-    # StarPO has no run with seed 2, so the page counts alive runs of KL for seeds 0 and 1 only
+    # "1 of 2" counts alive runs of KL. It leaves out seed 2, as StarPO has no run with seed 2.
     assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
 
 
 def test_the_page_shows_how_thoughts_fade():
     shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
     row = make_row([0.9, 0.9], thought_true_frac=shares)
-    # The median of 10, 50, 70, 80 and 90 is 70. The median of 0, 20, 30, 40 and 50 is 30.
+    # In percent, the median of the first five known shares is 70, and of the last five 30.
     assert collapse.true_thoughts(row) == "70 to 30"
 
 

@@ -54,7 +54,7 @@ class Truth:
         return self.before.var(1, ddof=1) / self.before.shape[1]
 
     def spread(self) -> float:
-        """The estimated variance of the exact advantages over the turns."""
+        """An estimate of the variance of the true advantages over the turns."""
         return variance_of(self.advantages) - float(self.noise.mean())
 
     def reliability(self) -> float:
@@ -65,11 +65,11 @@ class Truth:
     def rank_reliability(self) -> float:
         """The expected rank correlation of the estimated advantages with a second set of estimates.
 
-        A *draw* is one continued game. The second set would use the same number of draws, but new
-        ones. To predict the correlation, we split the present draws into halves, and estimate the
-        advantages from each half. The formula of Spearman and Brown converts the rank correlation
-        of the halves to the full number of draws. The result is NaN if the estimates from the two
-        halves do not correlate positively.
+        A *draw* is one continued game. The second set would use the same number of new draws. To
+        predict the correlation, we split the present draws into halves, and estimate the advantages
+        from each half. The formula of Spearman and Brown converts the rank correlation of the
+        halves to the full number of draws. The result is NaN if the estimates from the two halves
+        do not correlate positively.
         """
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
@@ -77,14 +77,14 @@ class Truth:
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """The approximate rank correlation between exact and estimated advantages.
+        """The approximate rank correlation between true and estimated advantages.
 
-        NaN if `rank_reliability` is NaN."""
+        It is NaN if `rank_reliability` is NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
-        """The number of draws m that is needed for a Pearson correlation of `ceiling` between
-        estimated and exact advantages."""
+        """How many draws m are needed for a Pearson correlation of `ceiling` between estimated and
+        true advantages."""
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
@@ -105,8 +105,8 @@ def measure(
 
     Args:
         credits: (K,) the estimator's credit of each turn.
-        alternatives: (K,) the credit of each turn if its game goes on differently after the turn's
-            reply.
+        alternatives: (K,) the credit of each turn in another game, which repeats the turn's game
+            up to and including the reply.
         reference: (K,) GRPO's credit of each turn. The measure "gain" is the measure "rank" of
             `credits` minus the measure "rank" of `reference`.
         games: (K,) index of each turn's game.
@@ -149,9 +149,8 @@ def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages, after each game's mean is
     subtracted from both.
 
-    The correlation is corrected for noise. It is 0 if the credits within each game are equal. If
-    they differ, the correlation is NaN when noise explains all variance of the estimated advantages
-    within games.
+    The correlation is corrected for noise. It is 0 if the credits within each game are equal.
+    Otherwise, it is NaN if noise explains all variance of the estimated advantages within games.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -175,8 +174,8 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 def right_signs(credits: ndarray, truth: Truth) -> float:
     """Return the share of turns whose credit has the sign of the true advantage.
 
-    Only turns whose true sign is known (`is_decided`) count. The result is NaN if there are no such
-    turns. A credit of 0 counts as half right."""
+    Only turns whose true sign is known (`is_decided`) count. The result is NaN if no sign is
+    known. A credit of 0 counts as half right."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan
@@ -198,13 +197,13 @@ def variance_shares(
         luck = mean((credits - alternatives)**2) / 2 / variance(credits)
         bias = 1 - signal - luck
 
-    All shares are 0 if all credits are equal. If the credits differ, the shares are NaN when noise
-    explains all variance of the estimated advantages.
+    All shares are 0 if all credits are equal. Otherwise, the shares are NaN if noise explains
+    all variance of the estimated advantages.
 
     Args:
         credits: (K,) the credit of each turn.
-        alternatives: (K,) the credit of each turn if its game goes on differently after the turn's
-            reply.
+        alternatives: (K,) the credit of each turn in another game, which repeats the turn's game
+            up to and including the reply.
     """
     total = variance_of(credits)
     if total <= 1e-12 * max(1.0, float((credits**2).mean())):

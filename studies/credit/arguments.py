@@ -18,8 +18,8 @@ from utils.model_folder import find_model
 MAX_DRAWS = 1000
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
-    # number of continuations from the state before each turn; also the number of continuations
-    # that first repeat the turn's reply
+    # Each game is continued this many times from the state before each turn, and this many times
+    # after the turn's reply.
     "draws": 16,
     "out": "out/credit",
 }
@@ -64,16 +64,16 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Raise UserError if runs with the same environment and estimator are not seeds of one method.
+    """Raise UserError if runs with the same environment and estimator have different methods.
 
-    Such runs need different seeds, and otherwise equal settings.
+    Runs of one method must have different seeds, and otherwise equal settings.
 
-    If runs have the same environment and estimator, the report takes them for seeds of one method
-    and averages them. The check ignores the settings in WITHOUT_EFFECT (support/seed_groups.py),
-    which do not change training. `_credit_settings` gives some settings the same value in all runs,
-    so the check also ignores these settings. If a restart changed the settings of a run, the check
-    also compares the settings before the restart. Of these earlier settings, the check ignores only
-    the seed and WITHOUT_EFFECT."""
+    The report averages all runs that have the same environment and estimator, because it assumes
+    that these runs have one method. The check ignores the settings in WITHOUT_EFFECT
+    (support/seed_groups.py), which do not change training. `_credit_settings` gives some settings
+    the same value in all runs, so the check also ignores these settings. If a restart changed the
+    settings of a run, the check also compares the settings before the restart. Of these earlier
+    settings, the check ignores only the seed and the settings in WITHOUT_EFFECT."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
@@ -96,12 +96,12 @@ def _earlier_of(folder: str) -> tuple:
 def _credit_settings(config: Config) -> Config:
     """Return the settings, changed for the measurement of credit.
 
-    The environment's rewards stay unchanged, because `credits_of` (estimators.py) applies each
-    reward density itself. Only the tokens of replies get advantages and a loss. The filter keeps
-    all groups. There is no KL term.
+    `reward_density` is "native" (the environment's own rewards), because `credits_of`
+    (estimators.py) applies each reward density itself. Only the tokens of replies get advantages
+    and a loss. The filter keeps all groups. There is no KL term.
 
-    Raises: UserError if num_groups or group_size is below 2, or if env is neither one frozenlake
-        environment nor one sokoban environment."""
+    Raises: UserError if num_groups or group_size is below 2, or if env is anything but a single
+        frozenlake or sokoban environment."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(

@@ -64,7 +64,8 @@ NEUTRAL = {
 
 
 def estimators_of(learner: Learner) -> dict[str, dict]:
-    """Return the entries of ESTIMATORS that the learner can compute. Some entries need a critic."""
+    """Return the entries of ESTIMATORS. If the learner has no critic, leave out the entries that
+    need a critic."""
     found = {}
     for name, settings in ESTIMATORS.items():
         if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:
@@ -145,7 +146,7 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """Return the index of each game's first turn in the list of the turns of all games.
+    """Return the index at which each game's turns begin, if all turns are in one list.
 
     The shape is (games + 1,). The last entry is K, the number of all turns."""
     return np.cumsum([0, *(game.num_turns for game in games)])

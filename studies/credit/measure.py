@@ -50,7 +50,7 @@ from utils.files import read_json, write_atomically
 SEED_SHUFFLE = 65  # play.py has the seeds of the other random streams
 PLANNER = "planner's step reward"
 SHUFFLED = "planner's step reward, shuffled"
-DIGITS = 6  # decimals in OUT/cases
+DIGITS = 6  # decimal places of the numbers in OUT/cases
 
 
 def main(argv: list[str]) -> None:
@@ -68,7 +68,7 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # If the run goes on, "end" will mean a later checkpoint. So the files in OUT/cases hold no
+    # If training goes on, "end" will mean a later checkpoint. So the files in OUT/cases hold no
     # labels, and the labels are added here.
     return [{**case, "label": label} for label, case in cases.items()]
 
@@ -136,11 +136,12 @@ def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
     Returns:
         "success": share of won games.
         "cpu_s": CPU seconds.
-        "turns": maps the name of a column to the values of the K turns. The value of the column
-            "critic" is None if the run has no critic.
-        "credits": maps the name of an estimator or control to two lists of K credits. The first
-            list has the credits of the turns in the games that were played. For the second list,
-            the game of each turn goes on differently after the turn's reply.
+        "turns": maps the name of a quantity, such as "reward", to its values in the K turns of all
+            games. "critic" maps to None if the run has no critic.
+        "credits": maps the name of an estimator or control (see `controls`) to two lists of K
+            credits. The first list has the credits of the turns in the games that were played. The
+            second list has the credit that each turn gets if its game goes on differently after
+            the turn's reply.
     """
     config = player.config
     began = time.process_time()

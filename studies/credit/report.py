@@ -26,7 +26,7 @@ from tools.plotting.tables import markdown
 from utils.files import write_atomically
 
 OPTIMAL = "optimal play"
-REFERENCE = "GRPO"  # "gain" is the rank correlation of an estimator minus GRPO's
+REFERENCE = "GRPO"  # "gain" is an estimator's rank correlation minus GRPO's
 HEADINGS = {  # maps each measure to the heading of its column in the tables
     "rank": "rank correlation",
     "gain": "less GRPO's",

@@ -118,7 +118,7 @@ def test_doctests():
 
 
 def exact_values(env):
-    """Return the probability that random moves reach the goal, for each [actions left, cell]."""
+    """Return probabilities that random moves reach the goal, indexed by [actions left, cell]."""
     mean_move = lake_transitions(env.size, env.holes, env.goal, env.success_rate).mean(0)
     values = [np.eye(env.size**2)[env.goal]]
     for _ in range(env.max_actions):
@@ -157,9 +157,9 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     # A return is 1 with probability p and 0 otherwise, so its variance is p (1 - p).
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
     assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
-    # In some turns p is close to 0 or 1, both before and after the reply. The variance of these
-    # turns is small, and their errors are not normally distributed. The errors of all other turns
-    # are about normally distributed.
+    # In some turns p is close to 0 or 1, both before and after the reply. The estimated
+    # advantages of these turns have a small variance, and their errors are not normally
+    # distributed. In all other turns, the errors are about normally distributed.
     common = variance > 1e-3
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
@@ -171,7 +171,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
 
 def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
     """If two games begin with the same board and action, the true advantages of their first turns
-    are equal, whatever slip followed."""
+    are equal, even if the moves slipped differently."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     starts = np.cumsum([0, *(game.num_turns for game in games)])[:-1]
@@ -312,7 +312,7 @@ def test_optimal_advantages_are_losses_and_step_rewards_add_up(config):
     for game, of_game in zip(games, rewards, strict=True):
         gained = game.trajectory.score - state_value(game.states[0])
         assert of_game.sum() == pytest.approx(gained + state_value(game.episode))
-    if config is SOKOBAN:  # no move slips, so the planner's step reward is the exact advantage
+    if config is SOKOBAN:  # no move slips, so the step rewards equal the optimal advantages
         np.testing.assert_allclose(np.concatenate(rewards), advantages, atol=1e-9)
 
 

@@ -135,7 +135,7 @@ def test_critic_estimators_need_a_critic(played):
 def test_alternatives_replace_one_turn_of_a_group_at_a_time(played):
     """GRPO compares only games of one group, so replacing a game changes no credit in other groups.
     So `credits_of_alternatives` may replace one game in each group before it calls `credits_of`.
-    The function replaces games in this way for all estimators, not only for GRPO."""
+    `credits_of_alternatives` replaces games in this way for all estimators, not only for GRPO."""
     learner, games, player = played("gae")
     alternatives = monte_carlo(player, games, 2).alternatives
     settings = ESTIMATORS["GRPO by turn"]
