@@ -1,8 +1,8 @@
-"""Draw one iteration of RL, from games to new weights, with two small groups of games.
+"""Draw one iteration of RL as a diagram. The example has two groups of four trajectories.
 
 `python -m studies.readme_pictures` writes the picture to docs/algorithm.png. The scores are
-made-up examples. An advantage is (R - mean) / std, as in GRPO. R is the score of a trajectory. The
-mean and std are those of the scores in its group.
+made-up examples. R is the score of a trajectory. As in GRPO, its advantage is (R - mean) / std. The
+mean and std are taken over the scores in its group.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from tools.plotting.style import COLORS, GRAY, picture
 TRAINED = COLORS[0]  # colour of tokens that the policy sampled
 READ = "#d5d8dc"  # colour of tokens of the environment
 GOOD, BAD = COLORS[2], COLORS[1]  # colours of advantages above and below 0
-FADED = 0.35  # opacity of a group that the filter drops
+FADED = 0.35  # opacity of a group that is dropped because its scores are equal
 # x of the left end of each column; x runs from 0 to 100 in the picture
 GAMES, SCORE, FILTER, ADVANTAGE, UPDATE = 8, 50.5, 60.5, 71.5, 86
 ENV_WIDTH, REPLY_WIDTH = 4.6, 9.0

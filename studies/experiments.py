@@ -1,8 +1,9 @@
-"""Classes, scales and commands that the experiments of all studies share.
+"""Classes and commands that the experiments of all studies share.
 
 studies/STUDY/experiments.py defines the experiments of a study. An `Experiment` compares curves. A
-`Curve` is a training run that is repeated with several seeds. The folder of a run is named after
-its config files, overrides and seed, so two experiments that contain the same run share one folder.
+`Curve` is a training run that is repeated with several seeds. A `Scale` is a model and the machine
+that trains it. The folder of a run is named after its config files, overrides and seed, so two
+experiments that contain the same run share its folder.
 """
 
 from configurator import SFT_PREFIX, Config, UserError, load_config
@@ -46,15 +47,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A comparison of curves in the given metrics, for example for a figure of a paper."""
+    """A comparison of `curves` by `metrics`, for example for a figure of a paper."""
 
     title: str
     metrics: tuple[str, ...]  # the picture has a row of panels for each metric
     curves: dict[str, Curve]  # maps labels to curves; a label begins with the environment
-    scales: tuple[str, ...] = ("tiny", "full")  # keys of SCALES, the default first
+    scales: tuple[str, ...] = ("tiny", "full")  # keys of SCALES; the first is the default
     # A name for files in the folder of the study. The table is {files}.md, and the picture is
     # {files}.png. If the scale is not the default, the table is {files}_SCALE.md, and the picture
-    # is {files}_SCALE.png. '' stands for the name of the experiment (its key in EXPERIMENTS).
+    # is {files}_SCALE.png. If `files` is empty, the experiment's key in EXPERIMENTS is the name.
     files: str = ""
 
 
@@ -71,18 +72,18 @@ class Scale:
 
     files: tuple[str, ...]  # config files that are read between Curve.files and Curve.overlays
     jobs: int  # number of runs at the same time
-    # Maps an environment to the estimate for curves that have no finished run. An environment that
-    # is not in this dict gets the slowest estimate.
+    # Maps an environment to estimated seconds, which are used for curves that have no finished run.
+    # An environment that is not in this dict gets the longest times in the dict.
     seconds: dict[str, Seconds]
-    estimate: str  # what --dry_run prints as the source of its estimates
+    estimate: str  # text in which --dry_run says where its estimates come from
 
 
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
     """Return a curve. Overrides that equal a default of SftConfig are left out, so that equal runs
     have equal folder names.
 
-    If a config file changes a default, `overrides` cannot restore it, because a value that equals
-    the default is left out. To restore a default, call `Curve` itself, which keeps all overrides.
+    So `overrides` cannot restore a default that a config file has changed. To restore the default,
+    call `Curve` itself, which keeps all overrides.
     """
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
@@ -106,7 +107,7 @@ def compare(
     return curves
 
 
-# Metrics, for Experiment.metrics
+# Values for Experiment.metrics
 EVALUATION = ("eval_success",)
 TRAINING = ("success",)
 COLLAPSE_SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
@@ -188,7 +189,7 @@ def read_names(
 
 
 def train_command(curve: Curve, scale: str, seed: int) -> Command:
-    """Return the command that trains one seed of a curve."""
+    """Return the command that runs the training of `curve` with `seed`."""
     combined = curve.combined()
     files = files_at(combined, scale)
     name = folder_name(files, combined.overrides, seed)
@@ -204,8 +205,8 @@ def train_command(curve: Curve, scale: str, seed: int) -> Command:
 
 
 def sft_command(curve: Curve, scale: str, seed: int) -> Command | None:
-    """Return the command of the SFT that trains the initial model of a run. If the curve has no
-    SFT, return None."""
+    """Return the command of SFT, which trains the initial model of a run. If the curve has no SFT,
+    return None."""
     if curve.sft is None:
         return None
     files = files_at(curve.sft, scale)
@@ -228,7 +229,7 @@ def files_at(curve: Curve, scale: str) -> list[str]:
 def folder_name(files: Sequence[str], overrides: dict[str, object], seed: int) -> str:
     words = [f"{key}={value}" for key, value in overrides.items()]
     name = "-".join([*files, *words])
-    # The name has no comma, because eval.py separates models by commas.
+    # eval.py reads a list of models separated by commas, so a name must contain no comma.
     return name.replace(":", "_").replace(",", "_") + f"_s{seed}"
 
 

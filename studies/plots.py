@@ -125,8 +125,8 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """Draw the reference players that obey every policy's limits on turns and actions
-    (`players_under_limits`). Leave out a player whose success differs between curves.
+    """Draw the success of the reference players that obey every policy's limits on turns and
+    actions (`players_under_limits`). Leave out a player whose success differs between curves.
 
     Returns: the labels of the drawn players."""
     players = []

@@ -126,7 +126,7 @@ def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
     """Draw the mean success and its 95 % interval for each row of BARS. If a row has several seeds,
     draw a dot for each seed.
 
-    Args: rates: maps the name of a row to an array (seeds, prompts) of shares of won games."""
+    Args: rates: maps the name of a row to its shares of won games, of shape (seeds, prompts)."""
     for place, (row, (_, color)) in enumerate(BARS.items()):
         wins = 100 * rates[row]
         mean = wins.mean()
@@ -166,7 +166,9 @@ def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -
 
 
 def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
-    """Return the index of the first wanted trajectory. Raises: UserError if there is none."""
+    """Return the index of the first trajectory for which `is_wanted` is true.
+
+    Raises: UserError if there is no such trajectory."""
     for number, trajectory in enumerate(data["trajectories"]):
         if is_wanted(trajectory):
             return number

@@ -37,14 +37,14 @@ from studies.papers.experiments import EXPERIMENTS as PAPERS
 from studies.real_model.experiments import EXPERIMENTS as REAL_MODEL
 from support.terminal import run_main
 
-STUDIES = {  # folder in studies/ -> its experiments
+STUDIES = {  # maps a folder in studies/ to its experiments
     "papers": PAPERS,
     "collapse": COLLAPSE,
     "credit": CREDIT,
     "real_model": REAL_MODEL,
 }
-EXPERIMENTS = {}  # name -> experiment
-STUDY_OF = {}  # name of an experiment -> folder of its study
+EXPERIMENTS = {}  # maps a name to the experiment
+STUDY_OF = {}  # maps the name of an experiment to the folder of its study
 for study, experiments in STUDIES.items():
     EXPERIMENTS |= experiments
     STUDY_OF |= dict.fromkeys(experiments, study)
@@ -52,10 +52,10 @@ for study, experiments in STUDIES.items():
 OPTIONS = {
     "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = default of the first named experiment
     "seeds": "0,1,2",
-    "jobs": 0,  # runs at the same time; 0 = `jobs` of the scale
+    "jobs": 0,  # runs at the same time; 0 = SCALES[scale].jobs
     "only": "",  # run only the curves whose label contains this text
-    # Also start finished runs. If out/runs/ still has the folder of a finished run, train.py finds
-    # the run there and does not repeat it. To repeat a run, remove its folder first.
+    # Repeat finished runs too. First remove their folders from out/runs/: train.py does not repeat
+    # a finished run whose folder is still there.
     "again": False,
     "dry_run": False,
     "draw": False,
@@ -109,7 +109,7 @@ from utils.files import write_atomically
 class Job:
     """A training run: one seed of a curve."""
 
-    study: str  # the folder in studies/ into which the run writes its row
+    study: str  # the folder in studies/ that gets the results of the run
     curve: Curve
     scale: str
     seed: int
@@ -208,8 +208,8 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     """Estimate the hours of a run, without its SFT stage.
 
-    If runs with the same settings (except the seed) are finished, use the mean of their seconds
-    per iteration. Otherwise use the estimates in SCALES."""
+    If runs with these settings and any seed are finished, use the mean of their seconds per
+    iteration. Otherwise use the estimates in SCALES."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)

@@ -128,9 +128,9 @@ def make_row(command: Command, config: Config, sft: Command | None) -> dict:
     """Return the row of a finished run, from the files in its folder.
 
     "curve" holds the success at each evaluation. "series" holds the metrics of every iteration.
-    "successes" holds a list for each environment and player. The players are the reference players,
-    the policy before RL and the policy after RL. A list has a number for each evaluation prompt: 1
-    for success, 0 for failure."""
+    "successes" holds a list for each pair of an environment and a player. The players are the
+    reference players, the policy before RL and the policy after RL. A list has a number for each
+    evaluation prompt: 1 for success, 0 for failure."""
     out_dir = command.out_dir
     steps = read_rows(out_dir / "metrics.jsonl")
     num_steps = max(1, len(steps))
@@ -205,7 +205,7 @@ def rounded(values: Sequence[float | None]) -> list[float | None]:
 
 
 def first_warning(steps: Sequence[dict]) -> list | None:
-    """Return the iteration and the sentence of the first warning of collapse, or None."""
+    """Return the iteration and the text of the first warning of collapse, or None."""
     for num_steps, step in enumerate(steps, 1):
         sentences = new_warnings(steps[:num_steps])
         if sentences:

@@ -14,16 +14,18 @@ from typing import NamedTuple
 from studies import tables
 
 DROP = 0.2  # success is low if it is at least DROP below the best success so far
-WINDOW = 3  # a sign compares the median over the last WINDOW iterations with the first level
-FIRST = 5  # the first level of a metric is its median over iterations 1 to FIRST
+# A sign compares two medians of a metric: the median over the last WINDOW iterations and the median
+# over iterations 1 to FIRST (the first level of the metric).
+WINDOW = 3
+FIRST = 5
 
 Row = dict  # the results of a run, see studies/runs.py
 
 
 class Sign(NamedTuple):
-    """A sign of collapse. If `rises` is True, `metric` must rise above `factor` times its first
-    level. Otherwise it must fall below 1 / `factor` of its first level. The first level is the
-    median over iterations 1 to 5."""
+    """A sign of collapse. The first level of a metric is its median over iterations 1 to 5. If
+    `rises` is True, `metric` must rise above `factor` times its first level. Otherwise `metric`
+    must fall below 1 / `factor` of its first level."""
 
     metric: str
     rises: bool
@@ -63,7 +65,7 @@ def first_level(values: list[float | None]) -> float:
 
 
 def beginnings(row: Row, sign: Sign) -> list[int]:
-    """Return the iterations at which a sign appears for the first time, or again."""
+    """Return the iterations that show a sign while the iteration before does not."""
     values = row["series"][sign.metric]
     first = first_level(values)
     if first <= 0:

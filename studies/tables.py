@@ -1,4 +1,4 @@
-"""Results of finished experiments as a Markdown table and as points for a spreadsheet (CSV)."""
+"""Turn the results of finished experiments into Markdown tables and a CSV file."""
 
 from configurator import UserError
 
@@ -137,8 +137,8 @@ def fill(page: str, contents: dict[str, str]) -> str:
 
 
 def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
-    """Map the name of a table row to its wins. The row of the first environment is named LABEL. The
-    row of another environment is named "LABEL on ENV"."""
+    """Map the name of each table row to the wins in this row. The row of the first environment is
+    named LABEL. The row of another environment is named "LABEL on ENV"."""
     named = {}
     for env, wins in wins_by_env(rows).items():
         named[f"{label} on {env}" if named else label] = wins
@@ -190,7 +190,8 @@ def player_lines(curves: Curves) -> list[str]:
             players = [player for player in wins if player not in POLICIES]
             rates[name] = {player: rate_text(wins[player]) for player in players}
     headings = list(dict.fromkeys(player for found in rates.values() for player in found))
-    names_of: dict[tuple[str, ...], list[str]] = {}  # maps the cells of a row to its names
+    # Maps the cells of a row to the names that share this row.
+    names_of: dict[tuple[str, ...], list[str]] = {}
     for name, found in rates.items():
         cells = tuple(found.get(player, "-") for player in headings)
         names_of.setdefault(cells, []).append(name)

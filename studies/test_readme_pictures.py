@@ -113,7 +113,7 @@ def write_run(folder, *, moves):
     """Write the folder of a run with three games: two are lost after one turn each, and the third
     is won after three turns.
 
-    Args: moves: the agent's move in the first turn of each game, as a list with one direction.
+    Args: moves: a list with the direction in which the agent moves in the first turn of each game.
         The agent chooses Right in this turn. With ["Down"], the agent slips: it moves Down
         instead."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}
@@ -166,7 +166,7 @@ def test_the_run_is_trained_first(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     makefile = (ROOT / "Makefile").read_text()
     assert commands == [list(readme_pictures.TRAIN)]
-    # `make train` runs this command.
+    # `make train` runs the command in TRAIN.
     assert f"python {' '.join(readme_pictures.TRAIN)} $(ARGS)" in makefile
 
 

@@ -23,7 +23,8 @@ from support.statistics import difference_interval, rate_interval, wilson_interv
 from tools import sft
 
 ROOT = Path(reproduce.__file__).resolve().parent.parent
-# Wins (1) and losses (0) of the reference players and of the policy on four instances.
+# Wins (1) and losses (0) of the reference players, and of the policy before and after RL, in four
+# games.
 SUCCESSES = {
     "random, closed loop": [1, 1, 0, 0],
     "greedy, closed loop": [1, 1, 0, 0],
@@ -423,9 +424,9 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """Seed 0 has no row, so its hours come from the row of seed 1. The run of each seed starts
-    from the SFT model of the same seed. So the two runs differ in the setting `model`, a path that
-    names the seed. The estimate must ignore this difference."""
+    """Seed 0 has no row, so its hours are estimated from the row of seed 1. The run of each seed
+    starts from the SFT model of the same seed. So the two runs differ in the setting `model`, a
+    path that names the seed. The estimate must ignore this difference."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )
@@ -512,7 +513,8 @@ def test_two_iterations_of_one_entry_per_experiment(results, monkeypatch):
 
     launch_with(monkeypatch, run_here)
     # reproduce.py starts the runs in threads of a pool. `Interruption` sets signal handlers, and
-    # Python allows this only in the main thread. So `nobody` takes the place of `Interruption`.
+    # Python allows this only in the main thread. So the test replaces `Interruption` by `nobody`,
+    # which never requests a stop.
     nobody = nullcontext(SimpleNamespace(requested=lambda: False))
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
     experiments = {}

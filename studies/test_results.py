@@ -19,7 +19,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(STUDIES.glob("**/*.md")),
 ]
-FILES = {}  # name of an experiment -> its table
+FILES = {}  # maps the name of an experiment to the file of its table
 for name, experiment in reproduce.EXPERIMENTS.items():
     FILES[name] = STUDIES / reproduce.STUDY_OF[name] / f"{experiment.files or name}.md"
 EXPERIMENTS = [name for name in FILES if FILES[name].is_file()]
@@ -31,7 +31,7 @@ SEEDS = rf"(?:\*\*)? \(({NUMBER}(?:, {NUMBER})+)\)"
 
 def find_exclusions(text):
     """Return the wrong intervals in a text. An interval is wrong if its own mean or the result of a
-    seed lies outside."""
+    seed lies outside the interval."""
     bad = []
     for found in re.finditer(f"{INTERVAL}(?:{SEEDS})?", text):
         mean, low, high, seeds = found.groups()
@@ -70,7 +70,7 @@ def test_the_comparison_page_is_that_of_its_rows():
     assert text == comparison.page(list(comparison.WORLDS))
 
 
-# These settings are not compared, because two runs of one method can differ in them.
+# The test below does not compare these settings, because two runs of one method can differ in them.
 PLACES = {"out_dir", "model", "seed"}
 
 

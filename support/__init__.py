@@ -1,4 +1,4 @@
-"""What the commands need besides the algorithm: arguments, run folders, measurements and output.
+"""Modules that the commands need besides the algorithm, grouped by purpose.
 
 Before a run:     terminal, arguments, preflight, no_effect
 A run's folder:   run, run_folder, run_lock, checkpoint, settings_history

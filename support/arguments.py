@@ -29,7 +29,7 @@ from utils.quotes import split_unquoted, unquote
 PLAYERS = ("random", "greedy", "optimal")
 MAX_SAMPLES = 1000  # largest --samples
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
-OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
+OTHER_COMMANDS = {  # maps an option that eval.py does not have to the command that has it
     "--api_base": "python -m tools.api_models",
     "--api_model": "python -m tools.api_models",
     "--repeat": "python -m tools.replay RUN --record=PATH",
@@ -80,10 +80,11 @@ class Job:
     """The parsed arguments of eval.py, or of a script that shares its options."""
 
     config: Config
-    options: dict  # option -> value, for SCORING_OPTIONS and the script's own options
+    options: dict  # maps SCORING_OPTIONS and the script's own options to their values
     models: list[str]  # names or folders
     command: str = "eval.py"  # name of the script, for messages
-    sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value
+    # maps a setting to the source of its value, such as "command line"
+    sources: dict[str, str] = field(default_factory=dict)
 
 
 def read_eval(argv: list[str]) -> Job:

@@ -22,7 +22,7 @@ FEW_VALID = 0.5
 
 
 def budget_note(metrics: dict) -> str:
-    """Say which token limits ended too many replies or games, and what to do; "" for none.
+    """Say which token limits ended too many replies or games, and what to do; "" if no limit did.
 
     Args: metrics: the result of `scores.summarize`, or a row of metrics.jsonl.
     >>> budget_note({"cut_frac": 1.0, "cut_by_context_frac": 0.0, "out_of_tokens_frac": 0.0})
@@ -47,7 +47,7 @@ with tools.sft'
 
 
 def budget_warning(history: Sequence[dict]) -> str:
-    """The `budget_note` of the last row of metrics.jsonl; "" if an earlier row has one already."""
+    """The `budget_note` of the last row of metrics.jsonl; "" if an earlier row has a note."""
     if any(budget_note(row) for row in history[:-1]):
         return ""
     return budget_note(history[-1])

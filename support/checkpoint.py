@@ -54,8 +54,8 @@ from utils.checksums import (
 from utils.files import fsync_path, read_json
 from utils.json_shapes import check_shape
 
-# If a run waits for checkpoints for more than this fraction of its time, it prints the length of
-# the wait at the end.
+# A run that spends more than this fraction of its time waiting for checkpoints prints the waiting
+# time at its end.
 LONG_WAIT = 0.05
 FORMAT = 1
 ITERATION = "iteration.json"  # file in best/ and policy/
@@ -80,7 +80,7 @@ class Saver:
         self.logs = LogChecksums(out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
-        self.memory: Tensor | None = None  # allocated once, because pinning takes seconds
+        self.memory: Tensor | None = None  # allocated once, because CUDA takes seconds to pin it
         self.buffers: dict | None = None  # tensors in `memory`
         # The collectives of the thread must not mix with those of training, so the thread has its
         # own process group.
@@ -159,10 +159,10 @@ class Saver:
         write_checksums(folder, "manifest.json")
 
     def _remove_others(self, final: Path) -> None:
-        """Keep the last `keep` checkpoints up to `final`, and remove all others.
+        """Keep `final` and the newest checkpoints before it, at most `keep` in all. Remove others.
 
-        If a checkpoint is later than `final`, a restart found it damaged, and continued the run
-        from an older checkpoint.
+        A checkpoint later than `final` exists only if a restart found it damaged and continued the
+        run from an older checkpoint.
         """
         old = self.out_dir / "old"
         folders = sorted(self.out_dir.glob(CHECKPOINTS))
@@ -176,10 +176,10 @@ class Saver:
 
 
 class ShardWriter(dcp.HuggingFaceStorageWriter):
-    """Uses `save_file` of safetensors to write files for dcp.HuggingFaceStorageReader.
+    """Writes files that dcp.HuggingFaceStorageReader can read, by `save_file` of safetensors.
 
-    The base class turns all tensors into bytes before it writes the first one. These bytes double
-    the memory. The conversion also holds the GIL, which training needs.
+    The base class turns all tensors into bytes before it writes the first one. Tensors and bytes
+    together need twice the memory. The conversion also holds the GIL, which training needs.
     """
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> torch.futures.Future:
@@ -257,7 +257,7 @@ def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
 
 def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Create the moments of an optimizer that has made no step."""
-    # get_state_dict creates moments by a step with learning rate 0, so reset the step counter.
+    # To create moments, get_state_dict steps with learning rate 0, so reset the step counter.
     get_state_dict(module, optimizer)
     for moments in optimizer.state.values():
         moments["step"].zero_()
@@ -316,14 +316,14 @@ def _placed(state, parts: Iterator[Tensor]):
     part = next(parts)[: local.nbytes].view(local.dtype).view(local.shape)
     if not isinstance(state, DTensor):
         return part
-    # DTensor.from_local would move `part` to the GPU, so set _local_tensor.
+    # DTensor.from_local would move `part` to the GPU, so _local_tensor is set instead.
     sharded = state.detach().to("cpu", copy=True)
     sharded._local_tensor = part
     return sharded
 
 
 def _aligned(num_bytes: int) -> int:
-    """Round a size up to a multiple of 64, so that a tensor of any type can begin behind it."""
+    """Round a size up to a multiple of 64, so that a tensor of any type can start after it."""
     return (num_bytes + 63) // 64 * 64
 
 
@@ -338,9 +338,9 @@ def _local(tensor: Tensor) -> Tensor:
 def newest(out_dir: Path) -> Path | None:
     """The newest undamaged checkpoint, the same on every rank; None if there is no checkpoint.
 
-    Raises: UserError if all checkpoints are damaged. UserError if state.json of the newest
-        undamaged checkpoint has a format other than FORMAT, or a step other than the step in the
-        folder's name.
+    Raises: UserError if all checkpoints are damaged. UserError also if state.json of the newest
+        undamaged checkpoint has a wrong format or step: the format must be FORMAT, and the step
+        must be the number in the folder's name.
     """
     found = _newest_on_rank_0(out_dir) if parallel.rank() == 0 else None
     return parallel.all_gather_lists([found])[0][0]
@@ -454,7 +454,7 @@ def copy_as_json(state: dict) -> dict:
 def export(folder: Path, policy: Policy, tokenizer, step: int | None = None) -> None:
     """Write the policy as a Hugging Face folder, with checksums of its files.
 
-    With LoRA, the weights are merged, and adapter/ holds the LoRA matrices for peft.
+    With LoRA, the folder holds the merged weights, and adapter/ holds the LoRA matrices for peft.
 
     Args: step: the iteration of the policy, for iteration.json; None to leave this file out.
     """

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-WINDOW = 5  # iterations; the level of a metric is its median over WINDOW iterations
-# Signs of collapse compare a level with the level PERIOD iterations before.
+# The level of a metric is its median over WINDOW iterations. Signs of collapse compare a level with
+# the level PERIOD iterations before.
+WINDOW = 5
 PERIOD = 10
 
 # Regimes. MI is the mutual information of thought and prompt. Its upper bound H(X) is the entropy
@@ -22,20 +23,22 @@ LOW_MI_SHARE = 0.25  # MI below this share of H(X) is low
 # 0.99 and 0.01 has an entropy of 0.056.
 LOW_ENTROPY = 0.05
 LOW_ENTROPY_SHARE = 0.25  # entropy below this share of its first value is also low
-# Until MI has been measured, `classify_regime` uses STD_DROP and HIGH_SUCCESS instead of MI.
+# Until MI has been measured, `classify_regime` uses the std of rewards and the success rate
+# instead of MI: see `_shows_trap`.
 
 # Signs of collapse. The gradient norm is not used as a sign: in 48 runs that collapsed, its level
 # was never above 10 times its median over the first PERIOD iterations (studies/collapse/README.md).
 #
-# It is a sign if the std of rewards inside groups falls below this share of its level PERIOD
-# iterations ago.
+# There is a sign of collapse if the std of rewards inside groups falls below this share of its
+# level PERIOD iterations ago.
 STD_DROP = 0.5
 # At this success rate or above, a low std is no sign of collapse, because success also makes the
 # rewards inside a group more equal.
 HIGH_SUCCESS = 0.5
-# It is a sign if the level of entropy rises or falls by more than this factor within PERIOD
-# iterations. If both levels, the old and the new, are at most LOW_ENTROPY, the change is no sign.
-# In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within PERIOD iterations.
+# There is a sign of collapse if the level of entropy rises or falls by more than this factor within
+# PERIOD iterations. If the old and new levels are both at most LOW_ENTROPY, the change is no sign.
+# In eleven healthy runs of the tiny model, entropy changed by a factor of at most 2.9 within PERIOD
+# iterations.
 ENTROPY_JUMP = 4
 
 # Early stops of runs with --early_stop=True, as in RAGEN-2.
@@ -64,8 +67,8 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 def new_warnings(history: Sequence[dict]) -> list[str]:
     """A sentence for each sign of collapse that begins at the last row.
 
-    In most runs that collapse and have a warning, the first warning comes after success has fallen,
-    too late to predict the collapse (studies/collapse/README.md).
+    In most collapsed runs with a warning, the first warning came only after success had fallen.
+    This is too late to predict the collapse (studies/collapse/README.md).
     """
     before = signs_of_collapse(history[:-1])
     return [
@@ -76,7 +79,7 @@ def new_warnings(history: Sequence[dict]) -> list[str]:
 
 
 def signs_of_collapse(history: Sequence[dict]) -> dict[str, str]:
-    """Map the name of each sign of collapse at the last row to its change, "from OLD to NEW"."""
+    """The signs of collapse at the last row. Maps each name to the change, "from OLD to NEW"."""
     signs = {}
     std = _levels(history, "in_group_reward_std")
     success = _levels(history, "success")
@@ -126,7 +129,7 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
 
 
 def _shows_trap(rows: Sequence[dict]) -> bool:
-    """Whether the std of rewards in groups is below half of its first level and most games fail."""
+    """Whether most games fail and the std of rewards in groups is below half of its first level."""
     std = _levels(rows, "in_group_reward_std")
     success = _levels(rows, "success")
     return std.now < STD_DROP * std.first and success.now < HIGH_SUCCESS

@@ -64,7 +64,7 @@ class Log:
         with append_to(self.path) as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
-            os.fsync(file.fileno())  # so that, after a crash, each checkpoint has its row
+            os.fsync(file.fileno())  # so after a crash the file has the row of each checkpoint
         self._show(row, samples)
 
     def close(self, exit_code: int = 0) -> None:

@@ -90,7 +90,7 @@ def _last_value(history: Sequence[dict], name: str) -> float | None:
 class Thought(NamedTuple):
     """A sampled thought and its prompt, as token ids."""
 
-    prompt_ids: tuple[int, ...]  # up to and including the sampled <think>
+    prompt_ids: tuple[int, ...]  # the context before the thought, <think> included
     ids: list[int]
 
 
@@ -242,7 +242,7 @@ def _information(
 
 
 def _retrieval(logprobs: Tensor, own_prompts: Tensor) -> dict[str, float]:
-    """How often a thought's own prompt is among the k prompts after which the thought is likeliest.
+    """How often a thought's own prompt is among the k prompts that make the thought likeliest.
 
     If prompts tie, the result is the average over all orders of the tied prompts. So a policy that
     ignores its J distinct prompts gets exactly the chance level, min(k, J) / J.

@@ -229,7 +229,7 @@ def _them(names: Collection[str]) -> str:
 
 
 def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
-    """Map each given setting without effect to its first reason."""
+    """Map each setting in `given` that has no effect to its first reason in `reasons`."""
     inert: dict[str, str] = {}
     for names, reason in reasons:
         for name in names.split():

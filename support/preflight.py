@@ -57,10 +57,10 @@ def check_wandb(project: str) -> None:
 # ---------- environments
 
 
-# Scripts read their command line twice (see `run_main`). The cache prevents a second check.
+# Scripts read their command line twice (see `run_main`). `lru_cache` skips the second check.
 @lru_cache(maxsize=256)
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
-    """Build an environment several times, start a game in each, and try an action in the first.
+    """Start a game in several builds of an environment, and try an action in the first game.
 
     An environment must not draw random numbers when it is built. Otherwise the members of a group
     would play different games. `python -m tools.check_env` checks more.
@@ -93,7 +93,7 @@ def _start_game(env: Env, index: int) -> tuple[Hashable, ...]:
     """Start evaluation game `index`, and draw another instance, which is not played.
 
     `reset` takes the instance of the game from a cache, so all builds of an environment play the
-    same instance. Only the drawn instances show whether `draw` differs between the builds.
+    same instance. Only the instance drawn here shows whether `draw` differs between the builds.
 
     Returns: values that must be equal in all builds."""
     instance = env.draw(np.random.default_rng(EVAL_SEED))

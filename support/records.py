@@ -72,7 +72,7 @@ REASONS = {
 def why_ended(status: str, last: Mapping) -> str:
     """Why a trajectory ended, in words; "" for a success.
 
-    Args: last: the facts of the last turn (`TurnRecord`). Old records do not have all facts."""
+    Args: last: the facts of the last turn (`TurnRecord`). Old records lack some facts."""
     if status == "success":
         return ""
     if status == "error":
@@ -130,7 +130,9 @@ def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
 
 
 def turn_record(turn: Turn, tokenizer) -> dict:
-    """Convert a turn into a dict. "surprise" is -log p of each token under the engine, in nats."""
+    """Convert a turn into a dict.
+
+    "surprise" lists -log p of each response token under the rollout engine, in nats."""
     facts = {**asdict(turn.record), **asdict(turn.credit)}
     known = {key: value for key, value in facts.items() if value is not None}
     if tokenizer:
@@ -159,7 +161,7 @@ def note_filter(
     """Store in each trajectory whether the filter kept its group, and the group's filter value.
 
     Args:
-        values: (P,), one per group. The filter ranks the groups by these values.
+        values: (P,), the filter value of each group. The filter ranks the groups by these values.
         groups: indices of the kept groups."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
@@ -169,7 +171,7 @@ def note_filter(
 
 
 def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor | None) -> None:
-    """Store in each turn its mean advantage, and the critic's value at its first token.
+    """Store in each turn its mean advantage, and the critic's value at the first response token.
 
     Args: advantages, values: (R,), one per response token; values is None without a critic."""
     turns = [turn for trajectory in kept for turn in trajectory.turns]
@@ -185,11 +187,12 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
     """Write a line for each trajectory in `rows`.
 
-    A line also has the keys "policy" and "entropy". "policy" is the name of the trajectory's
-    `Scores` in `rows`. "entropy" is a metric of these `Scores`.
+    A line has the keys of `trajectory_record`, and also "policy" and "entropy". "policy" is the
+    key in `rows` of the `Scores` that hold the trajectory. "entropy" is the metric "entropy" of
+    these `Scores`.
 
-    Args: rows: maps names to `Scores` (support/scores.py). In train.py, a name is an environment.
-        In eval.py and scripts that share its options, a name is a policy or player."""
+    Args: rows: maps names to `Scores` (support/scores.py). The names are environments in
+        train.py, and policies or players in eval.py and scripts that share its options."""
     with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}

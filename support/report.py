@@ -103,7 +103,7 @@ def write_report(
     """Write eval_final.jsonl, scores.json and scores.md, and print the tables and hints.
 
     Args:
-        stages: maps "start" and "after RL" to a dict from environments to scores of the policy.
+        stages: maps "start" and "after RL" to a dict from environments to the policy's scores.
         references: maps each environment to a dict from reference players to scores."""
     out_dir = Path(config.out_dir)
     write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], tokenizer)
@@ -155,8 +155,8 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
         options.append("--num_iterations=N")
     if early_stop_reason:
         options.append("--early_stop=False")
-    # A change of early_stop needs --take_config. If final_lr is not 1, num_iterations sets the
-    # learning rates, so a change of num_iterations needs --take_config, too.
+    # A change of early_stop needs --take_config. If final_lr is not 1, the learning rates depend on
+    # num_iterations, so a change of num_iterations needs --take_config, too.
     if early_stop_reason or config.final_lr != 1:
         options.append("--take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""
@@ -175,8 +175,8 @@ def next_steps_hint(config: Config) -> str:
     for key in ("env", "eval_env"):
         value = getattr(config, key)
         # Somebody else may have written the saved settings of a run. If an environment in these
-        # settings can run programs or read files, eval.py refuses the run unless the user names
-        # this environment. So the printed command names this environment.
+        # settings can run programs or read files, eval.py refuses the run unless its command
+        # line names this environment. So the printed command names this environment.
         if specs_that_run_programs(value):
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

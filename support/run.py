@@ -35,12 +35,13 @@ from support.scores import Scores
 from utils.checksums import changed_logs, find_damage
 from utils.files import read_json, read_rows, remove_partial_files, write_rows
 
-# Iterations for which `_sampling_due` is True write this many trajectories to trajectories.jsonl.
+# If `_sampling_due` is True, the iteration writes this many trajectories to trajectories.jsonl.
 # The number is rounded up to a multiple of group_size.
 SAMPLE_SIZE = 32
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)
-HISTORY_ROW = {  # metrics to check when a run continues: name -> shape (utils/json_shapes.py)
+# `read_history` checks these metrics. Maps each metric to its shape (utils/json_shapes.py).
+HISTORY_ROW = {
     "step": int,
     "success": NUMBER,
     "valid_frac": NUMBER,
@@ -52,7 +53,7 @@ HISTORY_ROW = {  # metrics to check when a run continues: name -> shape (utils/j
     "mi_bound_first": NUMBER,
     "mi_seq_first": NUMBER,
     "conditional_entropy_first": NUMBER,
-    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # missing in rows that older code wrote
+    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # optional: older code did not write them
 }
 
 
@@ -105,7 +106,7 @@ class Run:
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        # Up to this iteration, evaluations may have had other prompts or rules than with `config`.
+        # Evaluations up to this iteration may have used other prompts or rules than `config` sets.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def report_if_finished(self) -> bool:
@@ -121,7 +122,7 @@ class Run:
     def start(self, learner: Learner, start_scores: dict[str, Scores]) -> None:
         """Load the newest checkpoint, if any, into the learner, and open the files of the run.
 
-        Args: start_scores: environment -> scores of the model before training."""
+        Args: start_scores: maps each environment to scores of the model before training."""
         self.learner = learner
         self.start_scores = start_scores
         report.print_start(self.config, start_scores)
@@ -182,7 +183,7 @@ class Run:
         If the evaluation has the highest success so far, the policy is saved in best/. If a sample
         of trajectories or a checkpoint is due, it is saved, too.
 
-        Args: scores: environment -> scores; None if the iteration was not evaluated."""
+        Args: scores: maps each environment to scores; None if the iteration was not evaluated."""
         config = self.config
         learner = self.learner
         row = nan_to_none({**row, **report.eval_metrics(config, scores)})
@@ -255,7 +256,8 @@ class Run:
     ) -> None:
         """Write the policy and the report, or say that the run was interrupted.
 
-        Args: scores: environment -> scores of the policy; may be None in an interrupted run."""
+        Args: scores: maps each environment to scores of the policy; may be None in an interrupted
+            run."""
         self.bar.close()
         self.saver.wait()
         step = self.learner.step
@@ -384,7 +386,7 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
     """The success of the policy in best/. Only a policy with a higher success replaces this policy.
 
     Args: history: rows of metrics.jsonl; `eval_success` is None if the iteration was not evaluated,
-        or if its evaluation had other prompts or rules than now.
+        or if its evaluation used other prompts or rules than the run has now.
     Returns: (success, message for the user). If `eval_success` is None in every row, the function
         returns (-1, ""). Otherwise, if best/ is missing or damaged, the success is -1 and the
         message says that best/ was lost. In all other cases the message is ""."""
@@ -405,7 +407,7 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
     # The success of best/ is unknown in three cases:
     # - Older code saved best/ without its iteration.
-    # - A restart dropped the row of the iteration of best/.
-    # - The iteration of best/ was evaluated with other prompts or rules than now.
+    # - A restart dropped the row of the iteration that saved best/.
+    # - The iteration that saved best/ was evaluated with other prompts or rules than now.
     # In these cases the function returns the highest known success.
     return known.get(step, max(known.values())), ""

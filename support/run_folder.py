@@ -121,9 +121,9 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 def _check_entries(out_dir: Path) -> None:
     """Check the files and folders in out_dir that a run would open.
 
-    Raises: UserError if one of these files and folders, or an entry of a model folder (MODELS), is
-        a link. UserError if one of OPENED_FILES is not a plain file, or one of OPENED_FOLDERS is
-        not a folder."""
+    Raises: UserError if one of these files and folders is a link, or if a model folder (MODELS)
+        contains a link. UserError if one of OPENED_FILES is not a plain file, or one of
+        OPENED_FOLDERS is not a folder."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:
@@ -149,7 +149,7 @@ def _check_no_link(path: Path) -> None:
 
 
 def changed_settings(saved: Config, wanted: Config) -> list[str]:
-    """A phrase for each setting that changed, but must not change when a run continues."""
+    """Describe the settings that have changed, although a continued run must keep them."""
     phrases = []
     for key, value in asdict(wanted).items():
         before = getattr(saved, key)
@@ -192,7 +192,7 @@ def save_config(
 def save_code_diff(path: Path) -> None:
     """Write to `path` how the code differs from its git commit.
 
-    If the code does not differ, or git fails, remove the file that an earlier start wrote."""
+    If the code does not differ, or git fails, remove any file at `path` from an earlier start."""
     diff = code_version.code_diff()
     if not diff:
         path.unlink(missing_ok=True)

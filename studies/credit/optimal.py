@@ -1,8 +1,8 @@
 """Compute exact values of optimal play on FrozenLake and Sokoban.
 
 The optimal player has the policy's limits on turns and actions. In each turn a player chooses 1 to
-`actions_per_turn` actions before it sees the result of any. The value of a state is the largest
-expected sum of rewards from this state to the end of the game.
+`actions_per_turn` actions, and sees their results only after the last one. The value of a state is
+the largest expected sum of rewards from this state to the end of the game.
 """
 
 from configurator import Config
@@ -35,7 +35,7 @@ def state_value(episode: Episode) -> float:
 
 
 def reply_value(episode: Episode, actions: list[str]) -> float:
-    """Return the expected sum of rewards if this turn has `actions` and optimal play follows.
+    """Return the expected sum of rewards if this turn takes `actions` and optimal play follows.
 
     The sum leaves out the turn's format penalty and the bonus from `think_reward`."""
     env = episode.env
@@ -80,7 +80,7 @@ def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
 def shuffle_within_games(
     credits: np.ndarray, games: Sequence[RecordedGame], rng: np.random.Generator
 ) -> np.ndarray:
-    """Shuffle the credits of each game among the turns of the game. Returns: (K,)."""
+    """Shuffle the credits of the turns within each game. Returns: (K,)."""
     pieces = np.split(credits, np.cumsum([game.num_turns for game in games])[:-1])
     return np.concatenate([rng.permutation(piece) for piece in pieces])
 
@@ -130,7 +130,7 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
     env = episode.env
     names = [name.lower() for name in env.actions]
     single_moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
-    cells = np.zeros(env.size**2)  # probability of each cell
+    cells = np.zeros(env.size**2)  # probability that the player is in each cell
     cells[env.player] = 1.0
     # In `lake_transitions`, a player in the goal or a hole stays there. So actions after the end of
     # the game change nothing.

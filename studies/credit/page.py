@@ -49,13 +49,13 @@ Row = dict  # the record of one run, see studies/runs.py
 
 
 class Result(NamedTuple):
-    """The accuracy of an estimator's credit, and the success of its runs with S seeds."""
+    """The accuracy of an estimator's credit, and the success of its S runs, one for each seed."""
 
     name: str
     speeds: np.ndarray  # (S,) success, averaged over all evaluations except the one before RL
     last: np.ndarray  # (S,) success after the last iteration
     cpu_s: float  # CPU seconds of RL, mean over the runs
-    accuracies: dict[str, float]  # accuracy at each checkpoint (see the top of the file)
+    accuracies: dict[str, float]  # maps the label of each checkpoint to the accuracy there
 
 
 def main(argv: list[str]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # engine.py imports torch, which takes seconds
 SEED_BOARDS = 61  # choice of boards
 SEED_GAMES = 62  # sampling of tokens
 SEED_BEFORE = 63  # continuations from the state before a turn
-SEED_REPLY = 64  # continuations that begin with the turn's own reply
+SEED_REPLY = 64  # continuations that first repeat the turn's reply
 
 
 class RecordedGame(Rollout):
@@ -49,7 +49,9 @@ class RecordedGame(Rollout):
 
 
 def copy_episode(episode: Episode) -> Episode:
-    """Return an independent copy of the episode. The copy will draw the same random numbers."""
+    """Return an independent copy of the episode.
+
+    The copy will draw the same random numbers as the original."""
     twin = copy.copy(episode)
     twin.env = copy.deepcopy(episode.env)
     twin.plan_lengths = list(episode.plan_lengths)

@@ -122,8 +122,9 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
-    """Format, with `shares`, how many actions the environment's planner would choose in the state
-    before each turn."""
+    """In each state before a turn, count the actions that the environment's planner would choose.
+
+    Format the counts with `shares`."""
     counts = Counter()
     for game in games:
         for state in game.states:
@@ -133,9 +134,9 @@ def planned(games: Sequence[RecordedGame]) -> str:
 
 
 def shares(counts: Counter) -> str:
-    """Format the share of turns that have each number of actions, such as '1: 40%, 2: 60%'.
+    """Format the share of turns with 1 action, with 2 actions, and so on: '1: 40%, 2: 60%'.
 
-    Args: counts: maps each number of actions to the number of turns that have it."""
+    Args: counts: maps each number of actions to the number of turns with so many actions."""
     total = sum(counts.values())
     return ", ".join(f"{count}: {number / total:.0%}" for count, number in sorted(counts.items()))
 

@@ -1,4 +1,5 @@
-"""Tests of studies/credit/page.py, which correlates accuracy of credit with speed of learning.
+"""Tests of studies/credit/page.py. The script asks whether estimators of advantages learn faster if
+they assign credit to turns more accurately.
 
 Run with:  python -m pytest -q studies/credit/test_credit_page.py
 """
@@ -55,10 +56,11 @@ def test_speed_is_the_mean_of_the_evaluations_after_the_start():
 
 
 def test_accuracy_and_speed_are_correlated_for_each_seed():
-    """The numbers below belong to GAE, GRPO and RLOO, in this order.
+    """The numbers below are in the order GAE, GRPO, RLOO.
 
-    The accuracies at checkpoint "start" are 0.9, 0.5 and 0.2. The accuracies at "end" are 0, 0
-    and 1. The speeds with seed 0 are 0.6, 0.5 and 0.3. The speeds with seed 1 are 0.5, 0.7 and 0.8.
+    The accuracies of their credit at checkpoint "start" are 0.9, 0.5 and 0.2. The accuracies at
+    checkpoint "end" are 0, 0 and 1. Their speeds of learning with seed 0 are 0.6, 0.5 and 0.3.
+    The speeds with seed 1 are 0.5, 0.7 and 0.8.
     """
     results = results_of("frozenlake", CURVES, SUMMARIES)
     assert [result.name for result in results] == ["GAE", "GRPO", "RLOO"]
@@ -112,7 +114,8 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     credit_page.main([])
     text = page.read_text()
     # With two seeds, the half-width of a 95 % interval is 12.7062 standard errors (Student's t).
-    # Intervals of success are cut off at 0 and 100 %. Intervals of differences are not cut off.
+    # Intervals of success rates are cut off at 0 and 100 %. Intervals of differences from GRPO's
+    # success rate are not cut off.
     assert (
         "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
         in text

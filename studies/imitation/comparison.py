@@ -51,13 +51,13 @@ ROWS = FOLDER / "rows"
 BASE = "base, before RL"
 BEST = ("tiny_best",)  # config/recipes/tiny_best.py
 
-PLAYERS = {  # name of a player in eval.py -> its name in table.md
+PLAYERS = {  # maps the name of a player in eval.py to its name in table.md
     "random, closed loop": "random, ten turns of one action",
     "greedy, closed loop": "greedy, ten turns of one action",
     "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
-OTHER_PLAYERS = {  # for environments that are no `Grid`
+OTHER_PLAYERS = {  # the same for environments that are not a `Grid`
     "random, closed loop": "random",
     "optimal, closed loop": "reference player",
 }
@@ -75,7 +75,7 @@ class World(NamedTuple):
 
     title: str
     files: tuple[str, ...]  # names of the files in config/ that set the environment
-    methods: dict[str, Method]  # name of a row in table.md -> its method
+    methods: dict[str, Method]  # maps the name of a row in table.md to its method
     headline: str  # a method; table.md subtracts each row's success from the success of this method
     overlays: tuple[str, ...] = ()  # names of config files that are read after models/tiny.py
 
@@ -113,7 +113,7 @@ def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict
 
     Args:
         star_po_s: RL iterations of StarPO-S.
-        later: RL iterations of GiGPO. SAMPO has as many.
+        later: RL iterations of GiGPO, and also of SAMPO.
         overrides: settings of GiGPO and SAMPO.
     """
     ppo = (f"{name}_ppo",)
@@ -144,7 +144,7 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
 
     Args:
         name: the game and its RL method are set in config/NAME.py.
-        sft: settings of SFT. The steps are few, so that RL has something to improve.
+        sft: settings of SFT. `sft_steps` is small, so that RL has something to improve.
         rl: PPO or GRPO, used only in the name of the row.
         overrides: settings of RL.
     """
@@ -257,8 +257,8 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Make the missing rows of a world. For the row of a method, first train a model. Then play the
-    games.
+    """Make the missing rows (JSON files of results) of a world. For the row of a method, first
+    train a model by this method. Then let the model play the fixed prompts.
 
     If `only` is the name of a row, this row alone is made. Any other text chooses the rows whose
     names contain the text, so "" chooses all rows.
@@ -269,7 +269,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
     chosen = [only] if only in known else [row for row in known if only in row]
     if not chosen:
         raise UserError(f"--only={only} matches none of the rows of {name}: {'; '.join(known)}")
-    commit = git_commit()  # before the runs, because the user may commit meanwhile
+    commit = git_commit()  # read before the runs, because the user may commit during the runs
     if "players" in chosen and not is_finished(name, "players", 0):
         write_row(name, "players", 0, {"wins": wins_of_players(world)}, commit)
     if BASE in chosen and not is_finished(name, BASE, 0):
@@ -415,7 +415,7 @@ def recorded(name: str) -> str:
 
 
 def world_lines(name: str) -> list[str]:
-    """Return the lines of a Markdown table of a world's recorded rows; [] if no row is recorded."""
+    """Return the lines of a Markdown table of a world's recorded rows, or [] if there are none."""
     world = WORLDS[name]
     rates = rates_of(name)
     if not rates:
@@ -434,7 +434,7 @@ def world_lines(name: str) -> list[str]:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Format the mean of `a - b` in %, and its interval. The arrays are paired by prompt.
+    """Format the mean of `a - b` in %, and its interval. `a` and `b` are paired by prompt.
 
     If `a` and `b` have equally many seeds, they are also paired by seed. Otherwise `b` is first
     averaged over its seeds.
@@ -446,10 +446,12 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
-    """Return the results in the world `name`, for each row (player or method) of the table.
+    """Return the results in the world `name`, for each row of its table in table.md.
 
-    Returns: a dict that maps each row to its shares of games won, and to the list
-        [mean CPU-s, mean sampled tokens]. The shares have the shape (seeds, prompts)."""
+    A row is a scripted player, the base model or a method.
+
+    Returns: a dict that maps the name of a row to a pair. The first item holds the shares of games
+        won, of shape (seeds, prompts). The second item is [mean CPU-s, mean sampled tokens]."""
     found = {}
     players = read_row(name, "players", 0)
     if players:

@@ -1,6 +1,6 @@
 """The experiments of two papers: arXiv 2504.20073 (RAGEN) and arXiv 2510.01132 (the Guide).
 
-RAGEN and GUIDE map names to experiments, one dict for each paper. EXPERIMENTS joins RAGEN and
+Each paper has a dict that maps names to experiments: RAGEN or GUIDE. EXPERIMENTS joins RAGEN and
 GUIDE, and `python -m studies.reproduce` reads EXPERIMENTS.
 """
 
@@ -21,7 +21,7 @@ ENVS = ("bandit", "frozenlake", "sokoban")
 GRIDS = ("frozenlake", "sokoban")
 
 STARPO = curve("starpo_vanilla")
-STARPO_S = curve()  # the defaults of Config are StarPO-S
+STARPO_S = curve()  # the defaults of Config are the settings of StarPO-S
 
 
 def online_k(num_epochs: int) -> Curve:
@@ -38,9 +38,10 @@ def responses_per_prompt(group_size: int) -> Curve:
     num_groups = 128 // group_size
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
-    # A group of one trajectory has no variance, so the filter would drop all groups. Without the
-    # filter, all 128 trajectories are kept. The 128 trajectories form one batch, so that this run
-    # makes one optimizer step an iteration, as the runs with larger groups do.
+    # A single score has no variance, so the uncertainty filter would drop all groups of one
+    # trajectory. Without the filter, all 128 trajectories are kept. The 128 trajectories form one
+    # batch, so that this run makes one optimizer step an iteration, as the runs with larger groups
+    # do.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,

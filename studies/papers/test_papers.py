@@ -76,8 +76,8 @@ def test_estimators_and_rewards_differ_in_what_they_name():
 @pytest.mark.parametrize("scale", SCALES)
 def test_replies_to_repair_fit(scale):
     """In Repair, demonstrated replies have up to 36 tokens with the tiny tokenizer, and more with
-    Qwen's. config/recipes/tiny_text.py allows only 32 tokens, so the runs restore the default of
-    `max_response_tokens`, 400."""
+    Qwen's tokenizer. config/recipes/tiny_text.py allows only 32 tokens, so the runs restore the
+    default of `max_response_tokens`, 400."""
     config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
     assert config.max_response_tokens == 400
 

@@ -32,7 +32,7 @@ PANELS = (
 
 
 def metrics_of(row: dict) -> list[dict]:
-    """Return the "series" of a run's JSON file as rows, one for each iteration."""
+    """Return the metrics in "series" of a run's JSON file as rows, one for each iteration."""
     steps = []
     for index in range(row["iterations"]):
         step = {key: values[index] for key, values in row["series"].items()}
@@ -77,7 +77,7 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     with picture(path, width=8.25, height=2.7) as figure:
         for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
             draw_panel(axes, panel, curves, looks)
-        # The legend does not name the number of seeds, which differs between the two rates.
+        # The two learning rates have different numbers of seeds, so the legend names no number.
         draw_legend(figure, looks)
 
 

@@ -1,4 +1,4 @@
-"""The experiments with SmolLM2-135M: the bandit, pairs of jobs, and a guessing game."""
+"""The experiments with SmolLM2-135M: the bandit, bandits with jobs as arms, and a guessing game."""
 
 from studies.experiments import (
     COLLAPSE_SIGNS,
@@ -43,7 +43,7 @@ def echo_trap() -> dict[str, Curve]:
 
 
 def jobs() -> dict[str, Curve]:
-    """Return curves on bandits whose arms are named after jobs.
+    """Return curves on bandits whose two arms are named after a pair of jobs.
 
     Each curve has its own cold start (SFT). The two curves with one pair of jobs compare replies
     with and without thoughts, like table 4 of arXiv 2504.20073."""
@@ -65,8 +65,9 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
 def guess() -> dict[str, Curve]:
     """Return the curves of StarPO and StarPO-S on a game of guessing a number in four turns.
 
-    The cold start (SFT) imitates a player that guesses random numbers and has true thoughts. Two
-    curves of StarPO-S have a reward for true thoughts."""
+    The cold start (SFT) imitates a player that guesses random numbers. In its thoughts, this player
+    states the true range of the hidden number. Two curves of StarPO-S have a reward for true
+    thoughts."""
     cold_start = curve("guess_grpo", sft_steps=25)
     every = {"num_iterations": 50, "eval_every": 10, "eval_size": 128}
     curves = {

@@ -2,7 +2,7 @@
 
 A run is a JSON file. Its "curve" maps an iteration to success on the evaluation prompts. Its
 "series" maps a metric to the list of its values in all iterations. The files of some runs also have
-"other_numbers", the success in games with the numbers 1 to 31.
+"other_numbers", the success in games with hidden numbers from 1 to 31 and five turns.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ PANELS = (
 ITERATIONS = ("0", "10", "20", "30", "40")
 HEADINGS = ("run", "cold start %", *(f"iteration {step} %" for step in ITERATIONS[1:]))
 METHODS = ("StarPO", "StarPO-S")
-# These methods differ only in the reward for true thoughts. Runs of one seed share a cold start.
+# These methods differ only in the reward for true thoughts. Runs with equal seeds share a cold
+# start.
 REWARDED = ("StarPO-S", "StarPO-S, think_reward 0.1", "StarPO-S, think_reward 0.3")
 REWARDED_SEEDS = (3, 4, 5)
 REWARDED_HEADINGS = (
@@ -91,7 +92,7 @@ def lines() -> list[str]:
 
 
 def rewarded_lines() -> list[str]:
-    """Return a table of true statements and success.
+    """Return a table of success and of the share of true statements in thoughts.
 
     Each run of `rewarded_runs` has a line. The last line of a method has the means over its seeds
     and their 95 % t intervals."""
@@ -159,7 +160,8 @@ def chance_of_possible(num_numbers: int, num_turns: int) -> float:
     Args: num_numbers: how many numbers are still possible. num_turns: guesses left."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
-    wins = 0.0  # expected wins if there is one game for each pair of first guess and hidden number
+    # The expected wins in num_numbers**2 games, one for each pair (first guess, hidden number).
+    wins = 0.0
     for guess in range(1, num_numbers + 1):
         wins += 1  # the game whose hidden number is the guess
         for rest in (guess - 1, num_numbers - guess):  # numbers left after "lower" and "higher"

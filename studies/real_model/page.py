@@ -52,8 +52,8 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-# Maps an environment to its cell in the column "arms". If a cell names two arms, the second is the
-# better arm.
+# Maps an environment to its text in the column "arms" of the tables. If the text names two arms,
+# the second is the better arm.
 GAMES = {
     "bandit:pair=phoenix": "Phoenix, Dragon",
     "bandit:pair=engineer": "Engineer, Teacher",
@@ -184,8 +184,9 @@ def sign_cell(row: Row, sign: Sign) -> str:
     """Return when a sign begins, and whether the sign predicts the fall of the run.
 
     "9: 6 before" means that the sign begins at iteration 9, six iterations before the fall.
-    "13: late" means too late to predict the fall. "9, 14: false" means false alarms at iterations
-    9 and 14, in a run that does not fall. "never" means that the sign never begins."""
+    "13: late" means that the sign begins at iteration 13, too late to predict the fall.
+    "9, 14: false" means that the sign begins at iterations 9 and 14, but the run does not fall.
+    "never" means that the sign never begins."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:
@@ -236,7 +237,7 @@ def difference_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def wins_by_seed(rows: list[Row]) -> dict[int, np.ndarray]:
-    """Map each seed to the success on each prompt after RL, an array of shape (n,)."""
+    """Map each seed to an array of shape (n,): the success after RL on each of n prompts."""
     found = {}
     for row in rows:
         (wins,) = tables.wins_by_env([row]).values()

@@ -45,8 +45,8 @@ def records_by_step(folder: Path) -> dict[int, list[dict]]:
 
 
 def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, int]:
-    """Return the first, the best and the last recorded iteration. The best is the earliest one with
-    the highest success."""
+    """Return the first, the best and the last recorded iteration. The best iteration has the
+    highest success. If several iterations have this success, the earliest is the best."""
     best = max(recorded, key=lambda step: rows[step]["success"])
     return recorded[0], best, recorded[-1]
 

@@ -19,8 +19,8 @@ def row_of(successes, lengths, seed=0):
     """Return the record of a run.
 
     Args:
-        successes: success at each evaluation. The first evaluation is before RL (always 0.5). The
-            others come after every 5 iterations.
+        successes: success at each evaluation. The first evaluation is before RL (always 0.5). Then
+            an evaluation follows every 5 iterations.
         lengths: mean length of the replies in each iteration."""
     flat = [0.4] * len(lengths)
     series = {
@@ -58,7 +58,8 @@ def test_a_run_in_one_line():
 
 def test_a_run_loses_the_form_of_replies():
     valid = [1.0] * 10
-    valid += [0.25, 0.25, 0.5]  # 0.5 is not below page.LOST, so the loss begins one iteration later
+    # The share at iteration 13 is 0.5, not below page.LOST. So the run loses the form at 14.
+    valid += [0.25, 0.25, 0.5]
     valid += [0.25] * 7
     row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
     row["series"]["valid_frac"] = valid
@@ -75,7 +76,8 @@ def test_a_run_loses_the_form_of_replies():
 
 def test_a_sign_is_early_late_or_false():
     longer = page.SIGNS["replies grow by half"]
-    # The median length of iterations 7, 8 and 9 is 40, twice the median of iterations 1 to 5.
+    # The sign begins at iteration 9: the median reply length of iterations 7 to 9 is 40, twice the
+    # median of iterations 1 to 5.
     assert page.sign_cell(COLLAPSED, longer) == "9: 6 before"
     # The next run collapses at 15, and its last evaluation before the collapse is at 10. The sign
     # begins at 13, too late to predict the collapse.
@@ -175,8 +177,9 @@ def test_a_missing_model_is_one_sentence():
 def test_a_player_that_guesses_what_is_possible():
     assert guess.chance_of_possible(1, 1) == 1.0
     assert guess.chance_of_possible(2, 1) == 0.5
-    # With three numbers and two turns, a player whose first guess is 2 wins all games. A player
-    # whose first guess is 1 or 3 wins 2/3 of the games.
+    # After a wrong guess the game says "lower" or "higher". With three numbers and two turns, a
+    # player whose first guess is 2 wins all games. A player whose first guess is 1 or 3 wins 2/3
+    # of the games.
     assert guess.chance_of_possible(3, 2) == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
     assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # as in README.md
     assert guess.chance_of_possible(15, 15) == pytest.approx(1.0)

@@ -5,7 +5,7 @@
     python -m studies.speed.bench iteration   # one GRPO iteration of train.py and of TRL
     python -m studies.speed.bench head        # log-probs in chunks or with full logits: peak memory
     python -m studies.speed.bench precision   # log-probs of engine and trainer, in three dtypes
-    python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
+    python -m studies.speed.bench scale       # cost by number of trajectories, turns and ranks
 
 The benchmarks `head` and `scale` have fixed settings: only --repeats and --json have an effect.
 `rollout`, `update` and `precision` start from config/frozenlake_grpo.py, config/models/tiny.py and
@@ -18,9 +18,9 @@ command line override these settings. An example, to run after `make smollm2`:
 By default, `rollout` and `update` use an untrained model of 4 layers. --repeats=N sets the number
 of measurements (default 5), except for `precision`, which makes one. --json=PATH writes the
 measurements to a file. Compare CPU times, because wall time says little on a shared machine.
-`rollout`, `update` and `iteration` check that all their variants do the same work. vLLM and TRL
-(pip install trl) are measured if they are installed. `python -m studies.speed.gpu_report` measures
-on a GPU.
+`rollout`, `update` and `iteration` check that all variants that they compare do the same work. vLLM
+and TRL (pip install trl) are measured if they are installed. `python -m studies.speed.gpu_report`
+measures on a GPU.
 """
 
 from configurator import Config, UserError, load_config

@@ -45,9 +45,9 @@ class Sizes(NamedTuple):
     num_groups: int
     group_size: int  # trajectories in a group, which share their first prompt
     prompt_tokens: int  # in a first prompt
-    later_tokens: dict[str, int]  # maps a workload to the tokens in each later prompt
+    later_tokens: dict[str, int]  # maps a workload (W1 or W2) to the tokens in a later prompt
     response_tokens: int  # in a turn
-    pack_tokens: int  # in one forward and backward pass (a pack)
+    pack_tokens: int  # in a pack, the input of one forward and backward pass
     head_positions: int  # tokens whose log-probs measure_head computes
     head_chunks: tuple[int, ...]  # chunk sizes to measure, in vocabulary columns
 
@@ -140,9 +140,9 @@ class UpdateCase(NamedTuple):
     def flop_of_learning(self, batch: PackedBatch, shape: dict, model) -> float:
         """Return the FLOP of one pack.
 
-        A forward pass costs 2 FLOP a weight and token, and a backward pass costs 4. With "gae", the
-        critic adds two forward passes and one backward pass through the body. The critic has no LM
-        head. So the critic adds `(2 + 2 + 4) / (2 + 4) = 4/3` times the FLOP that flop_of counts
+        A forward pass costs 2 FLOP per weight and token, and a backward pass costs 4. With "gae",
+        the critic adds two forward passes and one backward pass through the body. The critic has no
+        LM head. So the critic adds `(2 + 2 + 4) / (2 + 4) = 4/3` times the FLOP that flop_of counts
         for the body.
         """
         num_head = model.lm_head.weight.numel()
@@ -249,9 +249,10 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
 
 
 def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
-    """Time the torch engine on two turns. Only the dtype of `config` is used.
+    """Time the torch engine on two turns. Of `config`, only the dtype is used.
 
-    The number of trajectories and the lengths of prompts are those of workload W2.
+    The number of trajectories and the lengths of prompts are those of workload W2, which has short
+    observations.
     """
     sizes = sizes_for(device)
     num_rows = sizes.num_groups * sizes.group_size

@@ -76,7 +76,10 @@ def bandit_prompt(config: Config) -> list[dict[str, str]]:
 
 
 def time_training(trainer) -> dict[str, float]:
-    """Return CPU and wall seconds per iteration. The set-up in `trainer.train()` is 1 % of them."""
+    """Return CPU and wall seconds per iteration.
+
+    The set-up in `trainer.train()` takes 1 % of this time.
+    """
     timer = Timer()
     trainer.train()
     timer.stop()
@@ -89,7 +92,7 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Time iterations of train.py at growing numbers of trajectories, turns and ranks.
 
-    Fit an exponent for each of the three numbers: the slope of log time over log size. The size is
+    For each of the three numbers, fit an exponent: the slope of log time over log size. The size is
     the number of trajectories, the mean number of turns, or the number of ranks. For trajectories
     and turns, the time is CPU time, and the slope is fitted without the smallest size. For ranks,
     the time is wall time, and the sizes are 1 and 2. Turns are measured on Sokoban. Replies on

@@ -11,7 +11,7 @@ RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
 
 Counts = dict[str, float]
 Run = Callable[[], Counts]  # does the work of a variant once
-Rows = dict[str, dict[str, list[float]]]  # variant -> quantity -> [median, smallest, largest]
+Rows = dict[str, dict[str, list[float]]]  # rows[variant][quantity] = [median, smallest, largest]
 
 
 def starts(config: Config) -> list[tuple[tuple[int, int], int]]:

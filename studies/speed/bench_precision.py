@@ -117,7 +117,7 @@ def rounded_logits() -> Iterator[None]:
     """In the `with` block, engine and trainer round logits to the dtype of the hidden states."""
 
     def product(a: Tensor, b: Tensor) -> Tensor:
-        return (a @ b.to(a.dtype)).float()  # on a CPU, the engine's head `b` is in float32
+        return (a @ b.to(a.dtype)).float()  # on a CPU, the engine passes its head as a float32 `b`
 
     with (
         patch("model.product_in_float32", product),

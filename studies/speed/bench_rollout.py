@@ -148,7 +148,7 @@ class HuggingFace:
         self.keep = keep
         self.num_steps = 0
         self.waiting: list[tuple[int, list[int], int]] = []  # key, history, max_tokens
-        self.keys: list[int] = []  # the trajectory in each row of `ids` and `mask`
+        self.keys: list[int] = []  # for each row of `ids` and `mask`, the key of its trajectory
         self.forget()
 
     @property
@@ -156,7 +156,7 @@ class HuggingFace:
         return bool(self.waiting)
 
     def release(self, key: int) -> None:
-        """Do nothing, because `step` itself drops every trajectory for which no turn was added."""
+        """Do nothing, because `step` keeps only the trajectories added since its last call."""
 
     def add(self, key: int, ids: list[int], *, max_tokens: int, **_) -> None:
         self.waiting.append((key, list(ids), max_tokens))

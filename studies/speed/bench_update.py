@@ -149,14 +149,14 @@ def check_results(results: dict[str, dict[str, float]]) -> None:
         check(max(loss_error, norm_error) < TOLERANCE, str(results))
 
 
-# ---------- share of the peak rate
+# ---------- share of the CPU's peak rate
 
 
 def num_operations(model: PreTrainedModel, packed: PackedBatch) -> int:
     """Count the operations of matrix products with weights, in the forward and backward pass.
 
     For each token, a weight costs two operations in the forward pass and four in the backward pass.
-    The head is computed for sampled tokens only."""
+    The output head is computed for sampled tokens only."""
     head = model.get_output_embeddings().weight.numel()
     embeddings = {id(model.get_output_embeddings().weight), id(model.get_input_embeddings().weight)}
     body = sum(weight.numel() for weight in model.parameters() if id(weight) not in embeddings)
@@ -173,7 +173,8 @@ def print_share_of_peak(operations: int, cpu_s: float) -> None:
 
 
 def measure_peak() -> float:
-    """Time five large float32 matrix products. Return operations per CPU second of the fastest."""
+    """Time five large float32 matrix products. Return the highest rate in operations per CPU
+    second."""
     rows, width = 1024, 1536
     a = torch.randn(rows, width)
     b = torch.randn(width, width)
@@ -217,7 +218,7 @@ def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
 def make_trl_trainer(config: Config, prompt, **options):
     """Make TRL's GRPOTrainer. The reward of a reply is its index in the group.
 
-    Returns: the trainer, and a list. For each batch that it samples, the trainer appends the total
+    Returns: the trainer, and a list. For each sampled batch, the trainer appends the total
         number of sampled tokens to the list.
     """
     from datasets import Dataset
@@ -271,5 +272,5 @@ def trl_loss(trainer, batch: Batch, indices: list[int]) -> Tensor:
         "tool_mask": response_mask[:, 1:],
         "advantages": batch.advantages[indices],
     }
-    mean = trainer._compute_loss(trainer.model, inputs)  # over the micro-batch's response tokens
+    mean = trainer._compute_loss(trainer.model, inputs)  # over the response tokens of `indices`
     return mean * response_mask.sum() / batch.num_tokens

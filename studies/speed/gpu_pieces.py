@@ -54,8 +54,8 @@ Case = Callable[[], Values]
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
 RESERVED_S = 40  # no further iteration begins in the last RESERVED_S seconds of --limit_s
-# Maps the dtype of an iteration to the fraction by which a metric in COMPARED may differ from its
-# value on a CPU in float32.
+# Maps a dtype to the largest relative difference that is allowed between a metric in COMPARED and
+# the same metric on a CPU in float32.
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
 PACKAGES = ("torch", "transformers", "vllm", "flash-attn", "triton", "peft", "tensorboard")
@@ -111,7 +111,7 @@ def measure_case(piece: str, name: str, case: Case, results: Results, device: to
 
 
 def release_memory(device: torch.device) -> None:
-    gc.collect()  # FSDP2 modules form reference cycles
+    gc.collect()  # frees old FSDP2 modules, which form reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -171,9 +171,9 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
-    """Return cases that measure updates of workload W1. A pack has up to
-    `packs * sizes.pack_tokens` tokens. If `packs` is 1, leave out the case "varlen, eager", because
-    the piece `update` measures it."""
+    """Return cases that measure updates of workload W1 (long observations). A pack (micro-batch)
+    has up to `packs * sizes.pack_tokens` tokens. If `packs` is 1, leave out the case
+    "varlen, eager", because the piece `update` measures it."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -261,7 +261,8 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
     """Run one iteration on the CPU in float32.
 
     Args: device_type: type of the device on which `compare_with_cpu` runs its iteration. If
-        `device_type` is "cpu", both functions sample fewer trajectories than for a GPU.
+        `device_type` is "cpu", this function and `compare_with_cpu` sample fewer trajectories than
+        for a GPU.
     Returns: all trajectories, kept trajectories, and the metrics of the update.
     """
     config = tiny_config(torch.device(device_type), dtype="float32")
@@ -410,7 +411,7 @@ def time_iterations(
     """Time up to `num_iterations` iterations of train.py. After `deadline` no iteration begins,
     except the first.
 
-    The medians leave out the first iteration, unless it is the only one."""
+    The returned medians leave out the first iteration, unless it is the only one."""
     if not Path(config.model).is_dir() and config.model.endswith("/random_model"):
         save_random(Path(config.model), sizes_for(device).shape, device=device)
     learner, engine, chat = start(config, device)

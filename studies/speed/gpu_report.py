@@ -37,7 +37,7 @@ OPTIONS = {
 }
 MAX_PROCESS_S = 240.0
 MIN_PROCESS_S = 30.0  # if less than this time is left, no process starts
-TERM_S = 35.0  # from SIGTERM to SIGKILL; torchrun needs 30 s to kill ranks that do not end
+TERM_S = 35.0  # time from SIGTERM to SIGKILL; torchrun needs 30 s to kill ranks that do not end
 NOT_MEASURED = "not measured"
 
 
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
 
 
 class Results:
-    """The lines of results.jsonl. The last line of a case is its result.
+    """The lines of results.jsonl. The last line about a case is its result.
 
     A line has the keys "piece", "case", "state", "values" and "reason". In a line about the whole
     piece, "case" is "". "state" is waiting, running, done, skipped or failed. "values" maps names
@@ -121,7 +121,7 @@ class Results:
             file.write(json.dumps(row) + "\n")
 
     def state(self, piece: str, case: str = "") -> str:
-        """Return the state of a case, or of the whole piece; "" if there is none."""
+        """Return the state of a case, or of the whole piece. Return "" if it has no state yet."""
         row = self.rows.get((piece, case))
         return row["state"] if row else ""
 

@@ -6,7 +6,8 @@
 
 The model gets the tokenizer of base/, which knows only 768 of the model's 151,936 tokens. All other
 tokens decode to nothing. So nearly every reply is malformed, and the scores of a group are equal.
-By default, the filter drops groups with equal scores, so training needs --filter_zero_std=True.
+By default, the filter drops all groups with equal scores, so few or no groups are left to train on.
+--filter_zero_std=True lets the filter keep such groups.
 """
 
 from configurator import UserError, read_option

@@ -138,7 +138,7 @@ def test_precision_tells_the_types_apart(capsys):
 
 
 def test_the_table_has_medians_and_extremes(capsys):
-    values = iter([9, 1, 7, 4])  # 9 is the warm-up
+    values = iter([9, 1, 7, 4])  # the warm-up round returns 9
     rows = bench_measure.compare({"a": lambda: {"steps": next(values)}}, 3)
     assert rows["a"]["steps"] == [4.0, 1.0, 7.0]
     assert "steps 4 [1, 7]" in capsys.readouterr().out

@@ -284,8 +284,9 @@ def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
     # The packed batch has a block of 2 tokens, then a block of 3 tokens that also see the first
-    # block. If the last of the n tokens of a block sees k keys, flop_of counts n * (k - n/2) keys
-    # for the block. The sum over both blocks is 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5 keys.
+    # block. Let n be the number of tokens of a block, and k the number of keys that its last token
+    # sees. Then flop_of counts n * (k - n/2) keys for the block. The sum over both blocks is
+    # 2 * (2 - 2/2) + 3 * (5 - 3/2) = 12.5 keys.
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention

@@ -74,7 +74,7 @@ def add_experiment(tree):
     importing, entry = code_in("studies/README.md", "from studies.rates").splitlines()
     following = "from studies.real_model.experiments import"
     replace_in(tree / "studies/reproduce.py", following, f"{importing.strip()}\n{following}")
-    start = "STUDIES = {  # folder in studies/ -> its experiments\n"
+    start = "STUDIES = {  # maps a folder in studies/ to its experiments\n"
     replace_in(tree / "studies/reproduce.py", start, f"{start}    {entry.strip()}\n")
 
 
