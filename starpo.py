@@ -545,8 +545,7 @@ def ppo_loss(
             masks of `methods.py`. None means that w is 1.
         dual_clip: above 1, or 0 for no dual clip. Dual clip raises the min(...) of each token with
             A < 0 to at least dual_clip * A.
-        segment_log_ratio: (R,), GSPO's log ratio, with gradient. If None, each token has
-            its own log ratio.
+        segment_log_ratio: (R,), GSPO's log ratio, with gradient. None: each token has its own.
     Returns: the loss, a scalar, and two metrics without gradient. Each metric is a sum over the R
         tokens, divided by num_tokens. clipfrac counts the tokens whose clipped term is below the
         unclipped term. approx_kl sums the k3 estimates of KL(old || new), nats.

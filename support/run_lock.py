@@ -32,8 +32,8 @@ CONTINUES = "start again to continue from the newest checkpoint"
 def lock_folder(out_dir: Path) -> Iterator[None]:
     """Lock the folder of a run for this process. Rank 0 holds the lock for all ranks.
 
-    A killed process may leave the file `lock` behind. Such a file locks nothing. If the folder is
-    empty at the end of the run, it is removed.
+    A killed process may leave the file `lock` behind, but no longer holds the lock. If the folder
+    is empty at the end of the run, it is removed.
 
     Raises: UserError if another process uses the folder, or the folder cannot be written.
     """
@@ -101,9 +101,9 @@ def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
 class Interruption:
     """A context that handles SIGTERM, SIGUSR1 and Ctrl-C.
 
-    After a signal the current iteration has `grace_s` seconds to end. If it takes longer, the
-    process exits inside the iteration, with EXIT_INTERRUPTED. If Ctrl-C follows a signal, the
-    process exits at once.
+    After a signal the current iteration has `grace_s` seconds to end. If the iteration takes
+    longer, the process exits in the middle of it, with exit code EXIT_INTERRUPTED. If Ctrl-C
+    follows a signal, the process exits at once.
     """
 
     def __init__(self, grace_s: float):
@@ -159,5 +159,5 @@ def exit_now(sentence: str, code: int) -> None:
 def _write_to_stderr(sentence: str) -> None:
     """Write a line to stderr without print().
 
-    If a signal interrupted a print(), a second print() may raise an error."""
+    If a signal interrupts a print(), a print() in the signal handler may raise an error."""
     os.write(2, f"\n{sentence}\n".encode())

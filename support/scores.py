@@ -74,7 +74,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, ...], list[bool]]:
-    """Map the seed of each prompt to the successes of its samples."""
+    """Map the seed of each prompt to a list with the success of each sample."""
     successes = defaultdict(list)
     for trajectory in trajectories:
         successes[trajectory.seed].append(trajectory.success)
@@ -135,7 +135,7 @@ def score_table(rows: dict[str, Scores]) -> str:
             cells.append(f"{100 * metrics[key]:.1f}" if key in metrics else "-")
         for key in COLUMNS:
             known = key in metrics
-            if key == "response_length":  # 0 for a reference player: it has no tokens
+            if key == "response_length":  # 0 for a reference player: it samples no tokens
                 known = metrics[key] > 0
             cells.append(f"{metrics[key]:.2f}" if known else "-")
         lines.append(cells)
@@ -178,8 +178,8 @@ def differences(
 
     The rows are paired by prompt. The differences are in %, each with a 95 % interval
     (`statistics.difference_interval`). `pool_seeds` pools models if their training differs only in
-    the seed. Each pool gets one more line, for all its seeds together. The last lines say which
-    models are not pooled with others, and why.
+    the seed. After the lines of the rows, each pool gets a line for all its seeds together. The
+    last lines say which models are not pooled with others, and why.
 
     Args:
         reference: the beginning of a row's name. A leading "ENV: " may be left out.
@@ -209,12 +209,12 @@ def differences(
 def _differences_in_one_environment(
     rows: dict[str, Scores], reference: str, policies: dict[str, str]
 ) -> str:
-    """The lines of `differences` for one environment. Args: reference: a row's full name."""
+    """The lines of `differences` for one environment; `reference` is a row's full name."""
     prompts = {tuple(sorted(successes_by_prompt(row.trajectories))) for row in rows.values()}
     if len(prompts) > 1:
         raise UserError("rows of different prompts cannot be paired; leave out --against")
     rates = {name: rates_by_prompt(scores.trajectories) for name, scores in rows.items()}
-    # Maps the label of an output line to the names of the rows in its comparison.
+    # Maps the label of an output line to the names of the rows that the line compares.
     compared = {name: [name] for name in rates if name != reference}
     models = [name for name in compared if "entropy" in rows[name].metrics]  # not players
     pools = pool_seeds({name: policies.get(name, name) for name in models})

@@ -19,14 +19,14 @@ WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkp
 
 
 class Method(NamedTuple):
-    """Models are pooled as seeds of a method only if all these fields are equal."""
+    """A training method. Models are pooled only if all fields of their methods are equal."""
 
     # Name of the model's folder. Models in policy/ (the last policy of a run) are not pooled with
     # models in best/.
     folder: str
     settings: Config  # without seed
     sft_settings: str  # JSON text of the settings that only tools.sft has
-    # The settings before each restart that changed settings, without the seed.
+    # The settings of the run before each restart that changed them, without the seed.
     earlier: tuple[Earlier, ...]
 
 
@@ -38,11 +38,11 @@ class Pools(NamedTuple):
 
 
 def pool_seeds(models: dict[str, str]) -> Pools:
-    """Group the models whose runs are seeds of one method.
+    """Group the models whose runs have the same method but different seeds.
 
     Args: models: maps a name to a model. A model is a folder such as out/sokoban/policy, or a name
-        on a hub. The settings of a model are in config.json in the folder of its run, here
-        out/sokoban.
+        on a hub. The settings of a model are in config.json in the folder of its run, for example
+        in out/sokoban/config.json.
     """
     # Maps each method and seed to a key of `models`.
     pools: dict[Method, dict[int, str]] = {}

@@ -40,9 +40,9 @@ EVALUATION_READS = (
 
 
 class Earlier(NamedTuple):
-    """The settings of an earlier stretch of iterations."""
+    """The settings that a run had until they were changed."""
 
-    until: int  # the last iteration of the stretch
+    until: int  # the last iteration with these settings
     settings: Config
 
 
@@ -76,7 +76,9 @@ def earlier_when_continued(out_dir: Path, config: Config, step: int) -> list[Ear
 
 
 def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
-    """One sentence per Earlier, such as "until iteration 4: clip_high was 0.2 and is now 0.4"."""
+    """One sentence for each item of `earlier`.
+
+    Example: "until iteration 4: clip_high was 0.2 and is now 0.4"."""
     sentences = []
     for until, settings in earlier:
         phrases = changed_settings(settings, config) or ["the settings were the present ones"]
@@ -107,7 +109,7 @@ def _evaluation_of(config: Config) -> tuple:
 
 
 def without_old_evaluations(rows: Sequence[dict], last_old: int) -> list[dict]:
-    """Return the rows of metrics. Up to iteration `last_old`, eval_success in the rows is None.
+    """Return the rows of metrics, but set eval_success to None up to iteration `last_old`.
 
     Evaluations up to iteration `last_old` may have had other prompts or rules than later
     evaluations, so their success is not compared with later success."""

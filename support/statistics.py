@@ -38,14 +38,14 @@ def rate_interval(wins: ndarray) -> Interval:
     For one seed with one game per instance, the result is the Wilson interval of n trials. The
     interval is widened, if needed, to contain the measured rate of each seed.
 
-    If the rates of a small share of all possible seeds are far from the other rates, the interval
-    contains the true mean too rarely. Example: the rate of each seed is 10 % with probability 1/5,
-    and 80 % with probability 4/5. For this example, the table says how often the intervals contain
-    the true value in 20,000 simulated experiments with 256 instances. The last column is for the
-    difference between the seeds and a player that wins half of its games. Half of the experiments
-    with three seeds have no seed at 10 %, and their interval is usually too high. The other half of
-    the experiments have a seed at 10 %. This seed is visible in the text of `percent`, which writes
-    each seed's mean beside the interval.
+    If a small share of all possible seeds has a much lower or higher rate than the rest, the
+    interval contains the true mean too rarely. Example: the rate of each seed is 10 % with
+    probability 1/5, and 80 % with probability 4/5. For this example, the table below says how often
+    the intervals contain the true value in 20,000 simulated experiments with 256 instances. The
+    last column is for the difference between the seeds and a player that wins half of its games.
+    Half of the experiments with three seeds have no seed at 10 %, and their interval is usually too
+    high. The other half of the experiments have a seed at 10 %. This seed is visible in the text of
+    `percent`, which writes each seed's mean beside the interval.
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -81,9 +81,9 @@ def rate_interval(wins: ndarray) -> Interval:
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
     """`rate_interval`, computed only from the rates of S seeds that played each prompt once.
 
-    It is not known which prompts a seed solved. The function assumes that each prompt that a seed
-    solved was also solved by all seeds with equal or higher rates. This assumption gives the widest
-    interval.
+    It is not known which prompts a seed solved. The function assumes that a prompt solved by one
+    seed was also solved by every seed with an equal or higher rate. This assumption gives the
+    widest interval.
 
     Args:
         rates: (..., S) success rates.
@@ -155,7 +155,8 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
     Args:
         scores: (..., S, n).
-        below, above: (...,) half-widths for the choice of instances, below and above the mean.
+        below, above: (...,) how far the interval for the choice of instances reaches below and
+            above the mean.
     """
     mean = scores.mean((-2, -1))  # (...,)
     seeds = scores.mean(-1)  # (..., S)

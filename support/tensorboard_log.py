@@ -25,8 +25,8 @@ class Board:
     without TensorBoard.
 
     Args:
-        first_step: the first iteration of this file. TensorBoard ignores this iteration and later
-            iterations in older files.
+        first_step: the first iteration of this file. In older files, TensorBoard ignores the
+            iterations from `first_step` on.
         config: the settings for the tabs HPARAMS and TEXT."""
 
     def __init__(self, folder: Path, first_step: int, config: Config):
@@ -72,7 +72,7 @@ class Board:
 def settings_table(config: Config) -> str:
     """All settings as a Markdown table.
 
-    Values are written as code, so that TensorBoard interprets no Markdown in them."""
+    The values are in backticks, so that TensorBoard interprets no Markdown in them."""
     lines = ["| setting | value |", "|---|---|"]
     for name, value in asdict(config).items():
         shown = printable(str(value), limit=LONGEST_VALUE).replace("`", "'").replace("|", "/")

@@ -87,9 +87,10 @@ def rollout_metrics(
     Args:
         stats: statistics of the scores of P groups, before reward_norm changes rewards.
         successes: (B,) bool or 0/1, one for each trajectory, group after group.
-        group_size: N.
-    Returns: in_group_* are means over groups, in reward units. zero_std_frac is the fraction of
-        groups with std 0. pass@N is the fraction of groups with a success.
+        group_size: N, the number of trajectories in a group.
+    Returns: in_group_* average each group's mean, std and maximum over the groups, in reward
+        units. zero_std_frac is the fraction of groups with std 0. pass@N is the fraction of groups
+        with a success.
     >>> stats = GroupStats(torch.tensor([0.5, 0.0]), torch.tensor([0.7, 0.0]), torch.ones(2))
     >>> metrics = rollout_metrics(stats, torch.tensor([0, 1, 0, 0]), group_size=2)
     >>> metrics["pass@2"], metrics["zero_std_frac"]
@@ -135,9 +136,9 @@ def mean_over_steps(
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
     """Return 1 - Var(returns - values) / Var(returns).
 
-    The result is 1 for a perfect critic, and 0 if all values are equal.
+    The result is 1 for a perfect critic, and 0 for a critic that always predicts the same value.
 
-    Args: values (R,) and returns (R,) of R response tokens.
+    Args: values, returns: (R,), one number for each response token.
     Returns: float <= 1; 0.0 if the returns have no variance.
     Source: CleanRL's PPO metrics, https://docs.cleanrl.dev/rl-algorithms/ppo/.
     >>> explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))

@@ -3,9 +3,9 @@
     pip install -r requirements/wandb.txt
     python train.py config/frozenlake_ppo.py config/models/tiny.py --wandb=PROJECT
 
-W&B gets the settings, the commit, the metrics, the recorded trajectories and the page of
-tools.view, but no weights and no code. Log in with `wandb login`. With WANDB_MODE=offline nothing
-is sent; `wandb sync` sends the data later.
+W&B gets the settings, the commit, the metrics, the recorded trajectories and the HTML page
+of tools.view, but no weights and no code. Log in with `wandb login`. With WANDB_MODE=offline
+nothing is sent; `wandb sync` sends the data later.
 """
 
 from configurator import Config, UserError
@@ -39,8 +39,8 @@ class WandbLog:
     If W&B does not start, the training run ends. After a later error of W&B, the training
     run goes on without W&B.
 
-    Args: first_step: the first iteration of this process. If it is 1, or if there is no earlier
-        W&B run, a new W&B run begins; otherwise the earlier W&B run continues.
+    Args: first_step: the first iteration of this process. If `first_step` is 1, or if there is
+        no earlier W&B run, a new W&B run begins; otherwise the earlier W&B run continues.
     Raises: UserError if W&B does not start."""
 
     def __init__(self, out_dir: Path, first_step: int, config: Config):
@@ -96,7 +96,7 @@ class WandbLog:
     def close(self, exit_code: int = 0) -> None:
         """End the W&B run.
 
-        If `exit_code` is 0 (a complete run), first send the page of tools.view."""
+        If `exit_code` is 0 (a complete run), first send the HTML page that tools.view writes."""
         if not self.run:
             return
         try:
@@ -115,7 +115,7 @@ class WandbLog:
         self.run = None
         # wandb's exit function calls wandb's background process, and prints a traceback if the
         # background process was killed. `_tear_down` makes the same call and hides the error.
-        # `_tear_down` runs first, because Python runs the newest exit function first.
+        # atexit runs the newest function first, so `_tear_down` runs before wandb's exit function.
         atexit.register(self._tear_down)
 
     def _tear_down(self) -> None:

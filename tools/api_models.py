@@ -1,4 +1,4 @@
-"""Score models behind an OpenAI-compatible server on the fixed prompts of evaluations.
+"""Score models behind an OpenAI-compatible server on the fixed evaluation prompts.
 
     python -m tools.api_models config/frozenlake_ppo.py --api_base=URL --api_model=NAME,OTHER
 

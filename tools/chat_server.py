@@ -60,8 +60,8 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
     requests in all. Temporary errors are a missing connection, a timeout, a malformed reply, and
     the HTTP statuses 408, 429 and 5xx. If no request succeeds, `Reply.error` says why.
 
-    The server sends a text and a number of tokens, but not the tokens. So `Reply.response_ids` is
-    the list [text, "", ...], whose length is the number of tokens (at least one).
+    The server sends the reply's text and token count, but not the tokens. So `Reply.response_ids`
+    is the list [text, "", ...], whose length is the token count (at least one).
 
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"

@@ -4,9 +4,9 @@
     python -m tools.check_env my_env.py:MyEnv,size=5 --actions_per_traj=20
     python -m tools.check_env quest:w=2,o=3,q=4
 
-The command prints a line for each check, and a sentence for each problem. The exit code is 1 if a
-check fails, and 2 if the environment cannot be built or cannot draw its instances. An instance is
-the random start of a game.
+The command prints a line for each check, and a sentence for each problem. An instance is the
+random start of a game. The exit code is 1 if a check fails, and 2 if the environment cannot be built
+or cannot draw its instances.
 """
 
 from configurator import Config, UserError, load_config
@@ -52,19 +52,19 @@ from utils.time_limit import EnvError, call_with_timeout
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS_READ = "observation actions_per_traj"
 CHECK_SEED = 41  # the seed of training game i is [i, CHECK_SEED]
-SEEDS = range(6)  # the training games that most checks play
-NUM_LOOKS = 4  # games that `appearance` plays on an instance
+SEEDS = range(6)  # numbers of the training games that most checks play
+NUM_LOOKS = 4  # games that appearance() plays on each instance
 NUM_TRAIN = 100  # training games that are compared with the evaluation games
 NUM_PLAYED = 40  # evaluation games that the expert and the random player play
 # Action budget of the expert. The expert follows plan(), or greedy() if plan() returns [].
 EXPERT_ACTIONS = 50
 MAX_TWINS = 0.1  # largest allowed fraction of training games that look like evaluation games
 MAX_RANDOM = 0.75  # largest allowed ratio of the random player's wins to the expert's wins
-SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless `blocking` is set
+SLOW_STEP_S = 0.1  # seconds; slower steps are a problem unless Env.blocking is set
 SLOW_DRAW_S = 2.0
-CHECK_LIMIT_S = 300.0  # seconds for one check
-TEXT_LIMIT_S = 10.0  # seconds for a step with an odd text
-POLL_S = 0.2  # seconds between two tests of whether the process still runs
+CHECK_LIMIT_S = 300.0  # time limit of one check, in seconds
+TEXT_LIMIT_S = 10.0  # time limit of a step with an odd text, in seconds
+POLL_S = 0.2  # seconds between two tests of whether the process of the checks still runs
 ODD_TEXTS = (  # texts for which step() must raise no error
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
     *("0", "-1", "1e999", "nan", "9" * 10_000, "None", "True", "[]", "{}", "()", "''", '"', "\\"),
@@ -92,7 +92,7 @@ class Finding(NamedTuple):
     """The outcome of a check."""
 
     title: str
-    problems: list[str]  # one sentence each; [] if the check passed
+    problems: list[str]  # one sentence for each problem; [] if the check passed
 
 
 def main(argv: list[str]) -> None:
@@ -123,7 +123,7 @@ def subject_of(spec: str, config: Config) -> Subject:
 
 
 def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
-    """Run all checks in a new process, because the environment may end its process.
+    """Run all checks in a new process, because the environment may end the process.
 
     Raises: UserError if the environment cannot be built, or cannot draw its instances."""
     context = multiprocessing.get_context("spawn")
@@ -164,7 +164,7 @@ def send_findings(subject: Subject, writer: Connection) -> None:
     """Run all checks, and send their findings and the notes of `subject` through a pipe.
 
     Before each stage, such as a check, the function sends the name of the stage. So if the
-    environment ends the process, the reader of the pipe knows in which stage.
+    environment ends the process, the reader of the pipe knows the last stage.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback here: the parent reports Ctrl-C
     try:
@@ -269,7 +269,7 @@ def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iter
 
 
 def digest(subject: Subject) -> str:
-    """Return a hash of the games of SEEDS and of the instances of the eval and heldout splits."""
+    """Return a hash of one game for each seed in SEEDS, and of the eval and heldout instances."""
     sha = hashlib.sha256(repr(reserved_instances(subject.spec)).encode("utf-8", "replace"))
     for seed in SEEDS:
         for seen in game_log(subject.make(), seed):
@@ -278,7 +278,7 @@ def digest(subject: Subject) -> str:
 
 
 def compare(reason: str, seed: int, expected: list, got: list) -> list[str]:
-    """Return a sentence on the first difference between two logs of a game; [] if there is none."""
+    """Return a sentence on the first difference between two logs of a game; [] for equal logs."""
     for before, after in zip_longest(expected, got, fillvalue="the end"):
         if before != after:
             return [f"{reason}: in game {seed}, {show(before)} became {show(after)}"]
@@ -311,7 +311,7 @@ def check_repeats(subject: Subject) -> list[str]:
 
 
 def check_processes(subject: Subject) -> list[str]:
-    """Check that a seed gives the same game in another process with another hash seed."""
+    """Check that a seed gives the same game in another process with another PYTHONHASHSEED."""
     arguments = (subject.spec, subject.observation, subject.max_actions)
     code = f"from tools.check_env import Subject, digest\nprint(digest(Subject{arguments!r}))"
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"

@@ -7,10 +7,10 @@
     python -m tools.compare A vs B --out=out/a_b   # writes out/a_b.md, .csv, .png and .pdf
 
 An arm consists of the finished runs of one method. These runs train alike, except for the seed. The
-first command lists the folders of both arms. The other commands write A, B or C for the folders of
-an arm. All arms must be scored on the same prompts. Without --out, the command writes the files
-A_vs_B.md, .csv, .png and .pdf in out/comparisons/. Success rates and differences between arms have
-95 % intervals over prompts and seeds (support/statistics.py).
+first command lists the folders of both arms. In the other commands, A, B and C each stand for the
+folders of one arm. All arms must be scored on the same prompts. Without --out, the command writes
+the files A_vs_B.md, .csv, .png and .pdf in out/comparisons/. Success rates and differences between
+arms have 95 % intervals over prompts and seeds (support/statistics.py).
 """
 
 from configurator import UserError, read_option
@@ -149,7 +149,7 @@ def check_comparable(arms: Sequence[Arm]) -> None:
 
 
 def prompts_of(run: TrainedRun) -> tuple:
-    """Return the split, and each scored environment with its number of prompts."""
+    """Return the run's `eval_split`, and each scored environment with its number of prompts."""
     sizes = [(env, len(wins["start"])) for env, wins in run.wins.items()]
     return run.config.eval_split, sizes
 
@@ -246,7 +246,7 @@ def difference_lines(env: str, arms: Sequence[Arm]) -> list[str]:
 
 
 def wins_of_seeds(arm: Arm, env: str, seeds: Sequence[int]) -> np.ndarray:
-    """Return the success of each seed's final policy on each prompt, as an array (S, n)."""
+    """Return the success of the final policies of S seeds on n prompts, as an array (S, n)."""
     runs = {run.config.seed: run for run in arm.runs}
     return np.stack([runs[seed].wins[env]["after RL"] for seed in seeds])
 
@@ -254,7 +254,8 @@ def wins_of_seeds(arm: Arm, env: str, seeds: Sequence[int]) -> np.ndarray:
 def verdict(a: np.ndarray, b: np.ndarray) -> str:
     """Say in words whether arm `a` is better than arm `b`.
 
-    Args: a, b: arrays (S, n) with the success of each shared seed on each prompt."""
+    Args: a, b: arrays (S, n), the success of each arm's final policies on n prompts. S is the
+        number of seeds that both arms have."""
     low, high = difference_interval(a, b)
     if low > 0:
         sentence = "The arm named first is better: the interval is above 0."
@@ -302,7 +303,7 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
     if any(run.earlier for arm in arms for run in arm.runs):
         changes = []
         for arm in arms:
-            run = arm.runs[0]  # all runs of an arm changed the same settings
+            run = arm.runs[0]  # restarts changed the same settings in all runs of an arm
             changes.append(cell("; ".join(describe_earlier(run.earlier, run.config)) or "none"))
         lines.append(["changed on the way", *changes])
     commits = []
@@ -350,7 +351,7 @@ def code_lines(arms: Sequence[Arm]) -> list[str]:
 
 
 def count_lines(change: Change | None) -> str:
-    """Return how many lines a change adds and removes, as "+2 -1"; "unchanged" for None."""
+    """Return how many lines a change adds and removes, such as "+2 -1", or "unchanged" for None."""
     return f"+{change.added} -{change.removed}" if change else "unchanged"
 
 

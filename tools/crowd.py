@@ -66,8 +66,8 @@ def draw_player(rng: np.random.Generator, planners: float) -> Player:
 
 
 def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> str:
-    """Return a reply: a thought of true sentences, and the player's actions. With probability
-    `player.errors`, the actions are random."""
+    """Return a reply: a thought with true statements about the board, and the player's actions.
+    With probability `player.errors`, the actions are random."""
     name = "random" if rng.random() < player.errors else player.name
     actions = turn_actions(name, episode, rng)
     thought = " ".join(episode.env.statements())
@@ -100,7 +100,7 @@ def choose_actions(
 def step_by_step(env: Grid, count: int, choose: Callable[[Grid], str]) -> list[str]:
     """Choose up to `count` actions one by one, as if no move slipped."""
     scratch = copy.copy(env)
-    scratch.rng = np.random.default_rng(0)  # leaves the generator of the game untouched
+    scratch.rng = np.random.default_rng(0)  # leaves the game's random generator untouched
     if isinstance(scratch, FrozenLake):
         scratch.success_rate = 1.0
     actions = []
@@ -119,9 +119,10 @@ def careful(env: Grid, rng: np.random.Generator) -> str:
 
 
 def lake_cost(env: FrozenLake, index: int) -> Cost:
-    """Return the cost of a move, two values. The first value says whether the move goes straight
-    into a hole. The second value is the distance from the next cell to the goal, plus the number of
-    holes into which the move could slip. These holes count even if the ice is not slippery."""
+    """Return the cost of a move as two values. The first value says whether the move goes straight
+    into a hole. The second value is the distance from the cell straight ahead to the goal, plus the
+    number of holes into which the move could slip. These holes count even if the ice is not
+    slippery."""
     ahead, *sides = [lake_neighbour(env.size, env.player, (index + i) % 4) for i in (0, -1, 1)]
     slips = sum(side in env.holes for side in sides)
     distance = manhattan_distance(env.size, ahead, env.goal)
@@ -129,11 +130,11 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return the cost of a move, three values. The first value says whether, after the move, a box
-    is stuck in a corner without a target. The second value is the sum of the distances of the boxes
-    to their nearest targets, and the third is the distance of the player to a box (see
-    `Sokoban.cost_after`). A blocked move counts as if no box were stuck, so a blocked move costs
-    less than a move that leaves a box stuck."""
+    """Return the cost of a move as three values. The first value says whether a box is stuck in a
+    corner without a target after the move. The second value is the sum of the distances of the
+    boxes to their nearest targets. The third value is the distance of the player to a box, which
+    `Sokoban.cost_after` chooses. A blocked move counts as if no box were stuck, so a blocked move
+    costs less than a move that leaves a box stuck."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:
@@ -159,7 +160,7 @@ def play_crowd(player: str, config: Config, samples: int) -> np.ndarray:
 
 
 def reply_without_thought(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
-    """Return a reply of a player of the crowd: the player's actions and no thought."""
+    """Return a reply with the actions of a player of the crowd, without a thought."""
     actions = turn_actions(player, rollout.episode, rng)
     return Reply(format_response("", actions, think=rollout.config.think))
 
