@@ -5,8 +5,8 @@
     python -m tools.check_env quest:w=2,o=3,q=4
 
 The command prints a line for each check, and a sentence for each problem. An instance is the
-random start of a game. The exit code is 1 if a check fails, and 2 if the environment cannot be built
-or cannot draw its instances.
+random start of a game. The exit code is 1 if a check fails, and 2 if the environment cannot be
+built or cannot draw its instances.
 """
 
 from configurator import Config, UserError, load_config

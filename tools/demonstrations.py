@@ -4,7 +4,7 @@ The thoughts of scripted players are true sentences about the state. The setting
 selects the player:
 - shortest: takes the actions of `Env.demonstrate`, mostly one a turn. These actions often follow a
   shortest path. In some environments, the actions are not optimal, so that RL has more to learn.
-  For example, the actions in FrozenLake ignore slips.
+  For example, in FrozenLake the moves are chosen as if no move slipped.
 - planner: plays optimally under the limits of turns and actions (`Env.plan`).
 - crowd: good and bad players of FrozenLake and Sokoban (tools/crowd.py).
 """
@@ -30,7 +30,8 @@ from utils.time_limit import EnvError, call_with_timeout
 from worlds.grids import Grid
 
 SEED_DEMOS = 11  # makes the random streams of this file differ from those of other files
-# probability that the player `shortest` takes only one action in a turn without random actions
+# In a turn without random actions, the player `shortest` takes only one action with this
+# probability.
 COMMIT_ONE = 0.75
 
 
@@ -70,9 +71,9 @@ def num_demonstrations(config: SftConfig) -> int:
 def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     """Play demonstration number `index`.
 
-    A turn has random actions with probability `sft_noise`. In the first demonstrations (the
-    fraction `sft_clean` of all), this probability is 0. The player "crowd" ignores both settings:
-    `draw_player` draws the probability of random actions for each game.
+    A turn has random actions with probability `sft_noise`. `sft_clean` is the fraction of the
+    demonstrations, counted from the first, in which this probability is 0. The player "crowd"
+    ignores both settings: `draw_player` draws the probability of random actions for each game.
 
     Raises: UserError if the game fails, if the environment does not have the player `sft_player`,
         or if a reply or the first turn has too many tokens."""
@@ -83,9 +84,9 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     rollout.reset("train")
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
-    # The instance is drawn with the seed `path`. The seed [*path, 1] gives the player other random
-    # numbers. The seed [*path, 0] would give the random numbers of `path` again, because numpy
-    # ignores zeros at the end of a seed.
+    # The instance is drawn with the seed `path`. The player must get other random numbers, so the
+    # player's seed is [*path, 1]. The seed [*path, 0] would give the random numbers of `path`
+    # again, because numpy ignores zeros at the end of a seed.
     rng = np.random.default_rng([*path, 1])
     if config.sft_player == "crowd":
         write = partial(crowd_reply, episode, draw_player(rng, config.sft_planners), rng)
@@ -105,9 +106,9 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
     A demonstration is left out if its game fails or if a reply is longer than max_response_tokens.
     Without context_turns, a demonstration is also left out if its first turn is longer than
     max_context_tokens. At most the fraction max_error_frac of the demonstrations may be left out.
-    If this fraction is less than one demonstration, one demonstration may still be left out,
-    because a restart would play the same game and fail again. With max_error_frac=0, none may be
-    left out.
+    If this fraction is less than one demonstration but not 0, one demonstration may be left out,
+    because a restart of the program would play the same game and fail again. With
+    max_error_frac=0, none may be left out.
 
     Raises: UserError with the first fault if too many demonstrations, or all, would be left out."""
     demonstrations = []
@@ -218,9 +219,10 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
     """Write the demonstrations of these settings as lines of JSON. Returns: their number.
 
-    For training, the setting sft_file names a file of demonstrations. The setting can also name a
-    file that eval.py --jsonl wrote, because lines of eval.py have all keys of a demonstration. A
-    file of eval.py needs sft_eval_games=True, because eval.py plays on evaluation prompts."""
+    Training reads such a file if the setting sft_file names the file. The setting can also name a
+    file that eval.py --jsonl wrote, because lines of eval.py have all keys of a demonstration. But
+    training refuses a file of eval.py unless sft_eval_games=True, because eval.py plays on
+    evaluation prompts."""
     demonstrations = demonstrations_at(config, chat, range(num_demonstrations(config)))
     with replace_file(path) as file:
         for trajectory in demonstrations:
@@ -246,8 +248,8 @@ def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajec
 
     A line is illegal if it is no demonstration, or if a reply is longer than max_response_tokens.
     Without sft_eval_games=True, a line is also illegal if its game is on an evaluation prompt.
-    Without context_turns, the last turns of a game are dropped until the game has at most
-    max_context_tokens tokens, and a line is illegal if the first turn alone has more.
+    Without context_turns, a game that is longer than max_context_tokens loses its last turns. If
+    the first turn alone is longer than max_context_tokens, the line is illegal.
 
     Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():
@@ -295,7 +297,8 @@ def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list
 def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     """Return the trajectory of one line of a file.
 
-    A reply gets an end-of-turn token only if the reply was not cut off or is empty.
+    Each reply gets an end-of-turn token, except a reply that was cut off. An empty reply always
+    gets the token.
 
     Raises: LookupError, TypeError or AttributeError if the record is no demonstration."""
     # Older files do not name the split. In these files, only games of an evaluation have the key

@@ -26,7 +26,7 @@ from utils.time_limit import EnvError, call_with_timeout
 
 SETTINGS_READ = f"{GAME} {REWARDS} seed"
 PLAYERS = {"--expert": "optimal", "--random": "random"}
-MAX_SHOWN = 100_000  # maximum number of characters of a message that are printed
+MAX_SHOWN = 100_000  # at most this many characters of a message are printed
 
 
 def main(argv: list[str]) -> None:
@@ -57,8 +57,9 @@ def main(argv: list[str]) -> None:
 def parse_command(argv: list[str]) -> tuple[Config, str, dict[str, str]]:
     """Read the command line.
 
-    Returns: the settings, the player, and the source of each setting. The player is a name for
-        `reference_actions`, or "" for a human. A source is, for example, "command line".
+    Returns: the settings, the player, and the source of each setting. The player is the
+        argument `player` of `reference_actions`, or "" for a human. A source is, for example,
+        "command line".
     Raises: UserError for an argument that is not legal."""
     players = [PLAYERS[arg] for arg in argv if arg in PLAYERS]
     envs = [arg for arg in argv if not arg.startswith("-") and not arg.endswith(".py")]
@@ -113,7 +114,7 @@ def find_mistake(env: Env, actions: list[str]) -> str:
 
     Returns: "" if the checked actions are legal."""
     # If `env.actions` is empty, the state decides what is legal. Then only the first typed action
-    # is checked, because this action may change the state.
+    # is checked, because this action may change what is legal.
     checked = actions if env.actions else actions[:1]
     illegal = [action for action in checked if not env.is_legal(action)]
     if not illegal:
@@ -127,7 +128,8 @@ def find_mistake(env: Env, actions: list[str]) -> str:
 
 
 def printed_reply(player: str, rng: np.random.Generator, rollout: Rollout) -> Reply:
-    """Print and return a reference player's reply. The thought consists of true sentences."""
+    """Print and return a reference player's reply. The thought in the reply consists of true
+    sentences about the state."""
 
     def write_reply() -> str:
         actions = reference_actions(rollout.episode, player, rng)

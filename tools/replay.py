@@ -82,18 +82,21 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     """Play every recorded trajectory again. Yield a row of scores for each evaluation of a policy
     in an environment.
 
-    Raises: UserError before the first row, if a game's environment is not in the `scored_envs` of
-        the settings. UserError after the last row, if a new trajectory differs from the record.
+    Raises: UserError before the first row, if the environment of a recorded game is not in
+        `scored_envs(job.config)`. UserError after the last row, if a new trajectory differs from
+        the record.
     """
     path = job.options["record"]
-    # Maps (row, index of the evaluation, from 1) to trajectories.
-    # A row is (env, policy, entropy).
+    # Maps (row, number of an evaluation) to the trajectories of the evaluation. A row is
+    # (env, policy, entropy). The evaluations of a row are numbered from 1.
     groups = defaultdict(list)
     # Maps each game to the number of its trajectories read so far. An evaluation plays a game once,
     # so the second trajectory of a game belongs to a second evaluation.
     num_seen = Counter()
+    # Both lists name games that differ from the record. A game is in `late` if the recorded game or
+    # the replayed game timed out, otherwise in `different`.
     different = []
-    late = []  # games that differ from the record and timed out, when recorded or when replayed
+    late = []
     for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])
@@ -130,7 +133,8 @@ def replayed_rows(job: Job) -> Iterator[Row]:
 def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
     """Return the trajectories of a record, one dict for each line.
 
-    Raises: UserError if a line is no trajectory, or its environment is not in `legal_envs`."""
+    Raises: UserError if a line is no trajectory, or if a game's environment is not in
+        `legal_envs`."""
     records = []
     for record in read_records(path, RECORD):
         records.append({"policy": "recorded", "entropy": None, **record})

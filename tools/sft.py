@@ -228,7 +228,7 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
 
 
 def describe(row: dict) -> str:
-    """Return a line with a row's step and the metrics whose names begin with a prefix in SHOWN."""
+    """Return a line of text that gives the step of a row and the metrics that SHOWN selects."""
     shown = {key: value for key, value in row.items() if key.startswith(SHOWN)}
     numbers = " | ".join(f"{key} {value:.3f}" for key, value in shown.items())
     return f"step {row['step']}: {numbers} (curve.jsonl has more)"
@@ -256,7 +256,7 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """Return the demonstrations on which this process trains in a step, in packs. The model reads
+    """Return packs of the demonstrations on which this process trains in a step. The model reads
     a pack in one forward pass, as one row of tokens."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []

@@ -9,7 +9,7 @@ from typing import Literal
 @dataclass(frozen=True)
 class SftConfig(Config):
     """The settings of tools.sft: all settings of Config, and the settings below. The names of the
-    settings below, and no others, begin with SFT_PREFIX ("sft_")."""
+    settings below begin with SFT_PREFIX ("sft_"). No name in Config does."""
 
     # -- supervised learning
     sft_steps: Natural = 0  # optimizer steps
@@ -29,6 +29,6 @@ class SftConfig(Config):
     sft_lost: bool = True  # True: also imitate the games of sft_file that were not won
     sft_eval_games: bool = False  # False: an error if sft_file has games on evaluation prompts
     sft_noise: Fraction = 0.0  # fraction of turns whose actions are random; not for crowd
-    # fraction of demonstrations without noise, which come before the others; not for crowd
+    # fraction of demonstrations to which sft_noise does not apply; these come first; not for crowd
     sft_clean: Fraction = 0.0
     sft_planners: Fraction = 0.15  # fraction of the crowd's games that the planner plays

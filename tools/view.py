@@ -215,7 +215,7 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Map each run to the sizes and modification times of its trajectory, metric and score files.
+    """List the sizes and modification times of each run's trajectory, metric and score files.
 
     The list of a run is empty until the run has both trajectories and config.json. `follow` waits
     while any list is empty, unless all runs are finished. New records change the result, so

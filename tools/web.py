@@ -26,7 +26,7 @@ def exchange(
 ) -> tuple[int, bytes]:
     """Send a request, and return the status code and the body of the reply.
 
-    Args: time_limit_s: after connecting, the limit on the whole exchange, not on each read.
+    Args: time_limit_s: the limit on the whole exchange after connecting, not on each read.
     Raises: OSError (TimeoutError included), HTTPException or ValueError if no complete reply comes.
     """
     connection = _connection(url)

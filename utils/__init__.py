@@ -1,4 +1,4 @@
-"""Helpers without knowledge of the algorithm.
+"""Helpers that do not depend on the RL algorithm.
 
 Files:     files, json_shapes, checksums, code_version
 Models:    model_folder, loaded_model, precision

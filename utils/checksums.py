@@ -127,9 +127,9 @@ class LogChecksums:
         """The content of logs.json: size and checksum of the beginning of each log.
 
         Args:
-            sizes: maps the name of a log to the length of its beginning in bytes. The length for a
-                log must not shrink from call to call. `self.digests` already covers the bytes read
-                so far, and no byte can be taken out of a digest.
+            sizes: maps the name of a log to the number of its first bytes that the checksum covers.
+                This number must not shrink from call to call. `self.digests` already covers the
+                bytes read so far, and no byte can be taken out of a digest.
         Raises: OSError.
         """
         record = {}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "code.diff"
 MAX_CHARACTERS = 1_000_000
-# The diff leaves out results and pages, because no run depends on them.
+# The diff leaves out result files and Markdown pages, because no run depends on them.
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
 # These options override git settings of the user that would change the format of the diff.
 DIFF = (
@@ -37,7 +37,7 @@ class Change(NamedTuple):
 def git_commit() -> str | None:
     """The commit of this code, with "-dirty" if a tracked file has changed; None if git fails.
 
-    Changes of results and pages (RESULTS) do not count.
+    Changes of result files and Markdown pages (RESULTS) do not count.
     """
     commit = _git("rev-parse", "HEAD")
     changed = _git(*DIFF, "--name-only", "HEAD", "--", ":/", *RESULTS)
@@ -49,9 +49,9 @@ def git_commit() -> str | None:
 def code_diff() -> str:
     """How the code differs from its commit, as one text for `git apply`.
 
-    The text is "" if there is no difference or git fails. It covers tracked files except results
-    and pages (RESULTS). It also covers imported Python files that git neither tracks nor ignores.
-    A text of more than MAX_CHARACTERS is cut, and its last line says so.
+    The text is "" if there is no difference or git fails. It covers tracked files except result
+    files and Markdown pages (RESULTS). It also covers imported Python files that git neither tracks
+    nor ignores. A text of more than MAX_CHARACTERS is cut, and its last line says so.
     """
     parts = [_git(*DIFF, "HEAD", "--", ":/", *RESULTS) or ""]
     for path in _imported_untracked():
@@ -64,7 +64,7 @@ def code_diff() -> str:
 
 
 def is_cut(diff: str) -> bool:
-    """Whether `code_diff` cut the text."""
+    """Whether `code_diff` cut this diff."""
     last = diff[-200:].rstrip("\n").rpartition("\n")[2]
     return last.startswith("cut: ")
 

@@ -25,8 +25,9 @@ PARTIAL = ".partial"  # ending of the name of an incomplete file
 
 @contextmanager
 def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
-    """Yield a file to write to. A crash leaves either the old content or the complete new content.
+    """Yield a file to write to, which then replaces the file at `path`.
 
+    A crash leaves either the old content or the complete new content.
     Raises: UserError if the file cannot be written, or if `path` is a link, a folder or a device.
     """
     path = Path(path)
@@ -87,7 +88,7 @@ def append_to(path: Path) -> IO[str]:
 def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before its content is computed.
 
-    A missing parent folder is created if it is out/ or COMPARISONS.
+    A missing parent folder is created if it is out/ or out/comparisons/.
     Raises: UserError if the file cannot be written.
     """
     path = Path(path)
@@ -175,9 +176,10 @@ def read_json(path: Path, shape: Any) -> Any:
 
 
 def read_rows(path: Path, last_step: float = math.inf, shape: dict | None = None) -> list[dict]:
-    """The rows of a JSON-lines file up to iteration `last_step`; [] if there is no file.
+    """The rows of a JSON-lines file; [] if there is no file.
 
-    A last line without a line break is left out, because a crash has cut it off.
+    A row is left out if its "step" is above `last_step`. A last line without a line break is also
+    left out, because a crash has cut it off.
 
     Args:
         shape: the shape of each row, see utils/json_shapes.py.

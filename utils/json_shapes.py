@@ -7,11 +7,11 @@ A shape is one of:
     int            a whole number, 0 or more, below LARGEST
     float          a decimal number from -LARGEST_FLOAT to LARGEST_FLOAT,
                    or a whole number between -LARGEST and LARGEST
-    [shape]        a list of any length
-    {key: shape}   a dict with at least these keys
+    [shape]        a list of any length, where every item has this shape
+    {key: shape}   a dict with at least these keys, where each value has the shape of its key
     {str: shape}   a dict with any keys, where every value has this shape
     (shape, None)  that shape or null
-    (shape, ...)   that shape, or the key is missing
+    (shape, ...)   that shape, or the key of this value is missing
 """
 
 from configurator import UserError

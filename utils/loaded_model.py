@@ -44,8 +44,10 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
 
 
 def check_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that weights are finite, that each token has an embedding, and that the head is tied if
-    config.json sets tie_word_embeddings. Raises: UserError."""
+    """Check that weights are finite, and that each token has an embedding.
+
+    If config.json sets tie_word_embeddings, also check that the head is tied. Raises: UserError.
+    """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not torch.isfinite(tensor).all():
             raise UserError(f"model={folder!r} has NaN or infinite numbers in {name}")

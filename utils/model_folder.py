@@ -31,8 +31,8 @@ FAMILIES = {
     "smollm3": "SmolLM3",
 }
 
-# Rotary embeddings that depend on the position only. "dynamic" and "longrope" also depend on the
-# longest sequence of a batch, so one sequence would change the log-probs of another.
+# Rotary embeddings that depend on the position only. The types "dynamic" and "longrope" also depend
+# on the longest sequence of a batch, so one sequence would change the log-probs of another.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # USER/MODEL
@@ -72,7 +72,7 @@ def find_model(name: str) -> str:
 
 
 def _looks_like_folder(name: str) -> bool:
-    """Whether a name begins with out/, has an existing parent folder, or is not like USER/MODEL."""
+    """True if a name begins with out/, has an existing parent folder, or is not like USER/MODEL."""
     in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
     return in_known_folder or not HUB_NAME.fullmatch(name)
 
@@ -96,7 +96,7 @@ def download(name: str) -> str:
             ignore_patterns="*/*",
             etag_timeout=HUB_TIMEOUT_S,
         )
-    except Exception as error:  # the hub's client has no common class for its errors
+    except Exception as error:  # huggingface_hub has no common class for its errors
         raise UserError(
             f"model={name!r} could not be downloaded from the Hugging Face hub; give a folder with "
             "--model=PATH, or add config/models/tiny.py to run with the tiny model of this project "
@@ -123,7 +123,7 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
             "checksums.json if you changed the model yourself"
         )
     described = read_description(folder)
-    # transformers would silently apply an adapter in the folder to the weights of the folder.
+    # If the folder holds an adapter, transformers silently applies the adapter to the weights.
     if (folder / "adapter_config.json").exists():
         raise UserError(
             f"{given} holds an adapter; merge the adapter into its model, and give the merged model"

@@ -19,7 +19,7 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.dtype == torch.float32:
         return a @ b
-    if a.device.type == "cuda":  # mm takes 16-bit factors and adds up in float32
+    if a.device.type == "cuda":  # torch.mm takes 16-bit factors and sums in float32
         return torch.mm(a, b, out_dtype=torch.float32)
     with torch.autocast(a.device.type, enabled=False):  # torch.mm has no out_dtype on a CPU
         return a.float() @ b.float()
@@ -36,10 +36,10 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         values: float32.
         dtype: bfloat16 or float16. In float16, the expected value is not exact for numbers within
             6e-5 of 0, because the conversion rounds them to the nearest float16 number.
-        seed: gives each position a random threshold. The bits that do not fit into `dtype` are read
-            as an integer. If this integer reaches the threshold, the value is rounded away from 0,
-            else towards 0. Calls with the same seed have the same thresholds, so the rounded value
-            never falls while a weight grows.
+        seed: gives each element of `values` a random threshold. The bits of an element that do not
+            fit into `dtype` are read as an integer. If this integer reaches the threshold, the
+            element is rounded away from 0, else towards 0. Calls with the same seed have the same
+            thresholds, so when an element grows, its rounded value never falls.
     """
     num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: 16 (bfloat16), 13 (float16)
     generator = torch.Generator(values.device).manual_seed(seed)
@@ -51,7 +51,7 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         dtype=torch.int32,
     )
     # The bits of a float32 number form an integer that grows with the absolute value of the number.
-    # So adding to this integer moves the number away from 0, and clearing low bits moves the number
-    # towards 0.
+    # So adding noise to this integer moves the number away from 0, and clearing the low bits of the
+    # integer moves the number towards 0.
     bits = values.contiguous().view(torch.int32) + noise
     return (bits >> num_dropped << num_dropped).view(torch.float32).to(dtype)

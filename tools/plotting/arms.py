@@ -57,7 +57,7 @@ class TrainedRun:
     wins: dict[str, Wins]  # the keys are environments; `evaluations` were made in the first one
     evaluations: dict[int, Evaluation]  # the keys are iterations; 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
-    code_diff: str | None = ""  # uncommitted changes as a diff; None if not saved
+    code_diff: str | None = ""  # uncommitted changes as a diff; None if they were not saved
 
     def is_finished(self) -> bool:
         return bool(self.wins)
@@ -79,7 +79,7 @@ class Arm:
         return [run.config.seed for run in self.runs]
 
     def wins(self, env: str, name: str) -> np.ndarray:
-        """Return the results of the policy or player `name` for all S seeds, (S, n). See `Wins`."""
+        """Return the results of the policy or player `name` on n prompts for S seeds: (S, n)."""
         return np.stack([run.wins[env][name] for run in self.runs])
 
     def shared_iterations(self) -> list[int]:
@@ -129,7 +129,7 @@ def sampled_tokens(step: dict, config: Config) -> float:
     """Return the number of tokens that an iteration sampled.
 
     `response_length` is the mean number of sampled tokens in a game. This mean leaves out groups
-    with an error. The games in these groups are assumed to have the same mean."""
+    with an error. The function assumes that games in these groups have the same mean."""
     num_groups = step.get("sampled_groups", config.num_groups)
     return num_groups * config.group_size * (step["response_length"] or 0.0)
 

@@ -15,10 +15,10 @@ WINDOW = 9  # number of iterations in the window of a moving average
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % interval of the mean success in each of I evaluations.
 
-    Both ends are arrays, (I,). The interval accounts for the choice of prompts and of seeds. For an
-    evaluation in `known`, `rate_interval` computes the interval. For other evaluations, only the
-    rates of the seeds are known. Then `interval_of_rates` computes the widest interval that these
-    rates allow. If the rate of a seed is NaN, the interval is NaN.
+    Each end of the interval is an array, (I,). The interval accounts for the choice of prompts and
+    of seeds. For an evaluation in `known`, `rate_interval` computes the interval. For other
+    evaluations, only the rates of the seeds are known. Then `interval_of_rates` computes the widest
+    interval that these rates allow. If the rate of a seed is NaN, the interval is NaN.
 
     Args:
         rates: success rates of S seeds, (S, I).
@@ -40,12 +40,12 @@ def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
 
     The returned dict maps the label of a player to its successes.
 
-    In a row "PLAYER, closed loop" of eval.py's table, the player took one action a turn and had
-    enough turns for all actions, even if the policy has fewer turns. The greedy player needs the
-    result of each action, so it needs a turn for each action. The greedy player obeys the limits if
-    max_turns is at least actions_per_traj. The random player ignores observations, so its success
-    does not depend on the number of actions a turn. The random player obeys the limits if
-    max_turns * actions_per_turn is at least actions_per_traj.
+    eval.py's table has rows named "PLAYER, closed loop". In these rows, the player took one action
+    a turn. The player had enough turns for all actions, even if the policy has fewer turns. The
+    greedy player needs the result of each action, so it needs a turn for each action. The greedy
+    player obeys the limits if max_turns is at least actions_per_traj. The random player ignores
+    observations, so its success does not depend on the number of actions a turn. The random player
+    obeys the limits if max_turns * actions_per_turn is at least actions_per_traj.
 
     Args:
         wins: maps the name of a row of eval.py's table, such as "optimal, 5 a turn", to the

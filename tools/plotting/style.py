@@ -133,7 +133,8 @@ def draw_legend(
     Args:
         looks: maps the name of each curve to its options of `Axes.plot`, see `look_of`.
         notes: text above the entries.
-        signs: maps the text of each additional entry to its line or area. These entries come last.
+        signs: maps the text of each additional entry to its line or area.
+            The additional entries come last.
     """
     entries: dict[str, Artist] = {name: Line2D([], [], **look) for name, look in looks.items()}
     entries |= signs or {}
@@ -143,7 +144,7 @@ def draw_legend(
     num_lines = max(1, math.ceil(len(entries) / most_columns))
     num_columns = max(1, math.ceil(len(entries) / num_lines))
     handles = list(entries.values())
-    # Without the space, matplotlib would leave out names that begin with "_".
+    # Each name gets a space in front: matplotlib leaves out names that begin with "_".
     names = [f" {name}" for name in entries]
     legend = figure.legend(handles, names, loc="outside lower center", ncols=num_columns)
     legend.set_title(notes, {"size": 10})

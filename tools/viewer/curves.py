@@ -88,7 +88,7 @@ def title_of(env: str, num_prompts: int) -> str:
     """
     name, _, options = env.partition(":")
     words = [word.replace("_", " ").replace("=", " ") for word in options.split(",") if word]
-    if name.endswith(".py"):  # file.py:CLASS,key=value: a user's environment
+    if name.endswith(".py"):  # a user's environment: file.py:CLASS,key=value
         title = options.split(",")[0]
         words = words[1:]
     else:
@@ -115,9 +115,9 @@ def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
 
 
 def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
-    """Draw the mean success of an arm, its `success_band`, and the success of each seed.
+    """Draw an arm: its mean success, the `success_band` of the mean, and each seed's success.
 
-    Returns: the label of the mean."""
+    Returns: the label of the curve of the mean."""
     iterations = arm.shared_iterations()
     seeds = [[run.evaluations[i].success for i in iterations] for run in arm.runs]
     rates = np.array(seeds)  # (S, number of evaluations)
@@ -154,7 +154,7 @@ def known_wins(arm: Arm) -> dict[int, np.ndarray]:
 
 
 def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
-    """Return the `shared_players` that obey all arms' limits on turns and actions."""
+    """Return the players in `shared_players` that obey all arms' limits on turns and actions."""
     shared = shared_players(arms, env)
     of_arms = [players_under_limits(shared, arm.settings()) for arm in arms]
     return {
@@ -165,11 +165,11 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Return the policies and players whose successes on `env` are equal in all runs.
+    """Return each policy or player that solves the same fixed prompts of `env` in all runs.
 
-    The result maps names to successes. Runs without scores on `env` are left out. The names "start"
-    and "after RL" stand for the policy before and after RL. All other names are those of reference
-    players."""
+    The result maps a name to the success (1 or 0) on each prompt. Runs without scores on `env` are
+    left out. The names "start" and "after RL" stand for the policy before and after RL. All other
+    names are those of reference players."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
     for name, wins in (players[0] if players else {}).items():
@@ -183,7 +183,7 @@ def shared_players(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def draw_warning_panel(runs: Sequence[Path], *paths: Path) -> None:
-    """Plot PANEL_METRICS, with a dashed line where a sign of collapse begins.
+    """Plot PANEL_METRICS over iterations. A dashed line marks where a sign of collapse begins.
 
     Thin lines show single iterations, and thick lines show moving averages. The metrics are those
     of figure 6 of https://arxiv.org/abs/2504.20073.
@@ -221,7 +221,7 @@ def draw_metric(axes: Axes, metric: str, rows: list[dict], look: dict) -> None:
 
 
 def find_signs(rows: list[dict]) -> list[tuple[int, str]]:
-    """Return (iteration, text) for each sign of collapse that begins in rows of metrics.jsonl."""
+    """Return (iteration, text) wherever a sign of collapse begins in rows of metrics.jsonl."""
     signs = []
     for i, row in enumerate(rows):
         for text in new_warnings(rows[: i + 1]):

@@ -75,7 +75,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
         cells, layers, colors: how to draw boards; see tools/viewer/pictures.py.
 
     Raises:
-        UserError: a folder has no trajectories, or a line is no trajectory.
+        UserError: a folder has no trajectories, or a line of a file is not a trajectory.
     """
     text_ids: dict[str, int] = {}
     prompt_ids: dict[tuple, int] = {}
@@ -124,7 +124,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
 def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
     """Return the trajectories of a run, each with its stage (see STAGES).
 
-    Raises: UserError if there are no trajectories, or if a line is no trajectory."""
+    Raises: UserError if there are no trajectories, or if a line of a file is not a trajectory."""
     records = []
     for file, stage in STAGES.items():
         shape = TRAJECTORY if stage else {"step": int, "group": int, **TRAJECTORY}
@@ -145,7 +145,7 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
     The name is None for a trajectory of training, and "recorded" if the file does not name the
     policy.
 
-    Raises: UserError if there are no trajectories, or if a line is no trajectory."""
+    Raises: UserError if there are no trajectories, or if a line of the file is not a trajectory."""
     shape = {"policy": (str, ...), "step": (int, ...), "group": (int, ...), **TRAJECTORY}
     records = []
     for line, record in enumerate(read_records(path, shape), start=1):
@@ -237,7 +237,7 @@ def describe_trajectory(
         text_ids: maps a text to its number; new texts are added.
 
     Returns:
-        The fields below. Links to a trajectory contain its "address".
+        The dict in the `return` statement. Links to a trajectory contain its "address".
     """
     if stage is None:
         when = f"iteration {record['step']}"
@@ -320,8 +320,8 @@ def describe_turn(
         env: the environment with its options.
         think, text_ids: as for `describe_trajectory`.
 
-    Returns: the fields below. If a reply is in the required format, "reply" is empty, and the page
-        shows the thought instead."""
+    Returns: the dict `described`. If a reply is in the required format, "reply" is empty, and the
+        page shows the thought instead."""
     cells = cells_of(env)
     message = split_message(shown(turn["observation"]), cells)
     last_message = split_message(shown(turn.get("closing") or ""), cells)
@@ -411,7 +411,7 @@ def explain_cut(turn: dict) -> str:
 
 
 def explain_form(response: str, think: bool) -> str:
-    """Say how a response violates the required format; "" if it does not.
+    """Say how a response violates the required format; "" for a response in this format.
 
     >>> explain_form("<think>go</think>Up", think=True)
     'it has no <answer>'
@@ -441,7 +441,7 @@ def shown(text: str) -> str:
     """Escape control characters and marks of writing direction, which could hide text."""
     if text.replace("\n", "").isprintable():
         return text
-    # An escape has at most 10 characters, so the limit cuts nothing.
+    # An escape has at most 10 characters, so `limit` cuts nothing.
     return printable(text, limit=10 * len(text) + 10, keep="\n\t")
 
 

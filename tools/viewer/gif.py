@@ -69,7 +69,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
         raise UserError(f"{name} has trajectories from 0 to {len(trajectories) - 1}, got {index}")
     trajectory = trajectories[index]
     cells = data["cells"][trajectory["env"]]
-    arrows = ARROWS if cells else {}  # only moves on a drawn board get arrows
+    arrows = ARROWS if cells else {}  # show arrows only if a board is drawn
     frames = [turn_frame(turn, arrows) for turn in trajectory["turns"]]
     frames.append(end_frame(trajectory, arrows))
 
@@ -90,7 +90,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
 
 
 def turn_frame(turn: dict, arrows: dict[str, str]) -> Frame:
-    """Return the frame of a turn: the board before its actions, the reply, and the reward."""
+    """Return the frame of a turn: the reply, the reward, and the board before the actions."""
     blocks = [
         make_block("", turn["budget"], weight="bold"),
         *response_blocks(turn, arrows),
@@ -100,7 +100,7 @@ def turn_frame(turn: dict, arrows: dict[str, str]) -> Frame:
 
 
 def end_frame(trajectory: dict, arrows: dict[str, str]) -> Frame:
-    """Return the last frame: the board after the last action, how the game ended, and the score."""
+    """Return the last frame: how the game ended, the score, and the board after the last action."""
     last = trajectory["turns"][-1]
     status = trajectory["status"].replace("_", " ").capitalize()
     color = COLORS["goal"].light if trajectory["success"] else FAILED
