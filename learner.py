@@ -82,7 +82,7 @@ class Learner:
         """Set the learning rates of the current iteration.
 
         Each rate falls linearly from its first value towards `final_lr` times its first value.
-        Returns: a dict that maps each setting (learning_rate, critic_lr) to its current value."""
+        Returns: a dict that maps learning_rate and, with a critic, critic_lr to their rates."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
         settings = {"policy": "learning_rate", "critic": "critic_lr"}

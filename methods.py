@@ -194,8 +194,7 @@ def gigpo_advantages(
 
     A_k = (G_k - mean) / F, where G_k = sum_{j >= k} gamma^(j - k) r_j is the return-to-go of turn
     k. In the group, n turns start in the state of turn k. The mean is over the n returns-to-go of
-    these turns.
-    `Config` allows GiGPO with three estimators only, and F depends on the estimator:
+    these turns. `Config` allows GiGPO with three estimators only, and F depends on the estimator:
 
         grpo     std of these n returns + 1e-6
         dr_grpo  1

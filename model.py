@@ -249,7 +249,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         """Compute the log-probs and entropies with an online softmax.
 
         m is the largest z so far (the class docstring defines z). `total` and `moment` are sums of
-        terms in z - m. If a chunk raises m to m', both sums are first converted from m to m', where
+        terms in z - m. If a chunk raises m to m', both sums are first converted from m to m', with
         shift = m - m'. Then the terms of the chunk are added.
         """
         lowest = torch.finfo(torch.float32).min

@@ -39,7 +39,7 @@ VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # A piece also attends to its context (earlier pieces of the row), so it can have more keys than
 # queries. SDPA's causal kernels need as many queries as keys, so a causal kernel also gets the
-# queries of the context. If a piece has fewer than MAX_CAUSAL_RATIO keys for each of its own
+# queries of the context. If a piece has fewer than MAX_CAUSAL_RATIO times as many keys as own
 # queries, a causal kernel is still faster than SDPA with a mask (see `PackedLayout.masks`).
 MAX_CAUSAL_RATIO = 1.4
 
@@ -243,7 +243,7 @@ class PackedLayout:
 
     All layers of the model share one `PackedLayout`, so it builds its masks or indices only once.
     In 16 bits, an Ampere or newer GPU runs one varlen kernel for the whole row. Otherwise (float32,
-    a CPU or an older GPU), one SDPA call computes each piece of the row. A piece's own keys come
+    a CPU or an older GPU), each piece of the row gets its own SDPA call. A piece's own keys come
     after the keys of its context (the earlier pieces that it continues), because causal kernels and
     `masks` align the last key with the last query.
     """
@@ -301,7 +301,7 @@ class PackedLayout:
         A causal kernel computes only half of the scores, but needs as many queries as keys. For a
         piece without a mask, `attend_pieces` therefore also gives the kernel the queries of the
         context, and drops the outputs of these queries. If a piece has fewer than MAX_CAUSAL_RATIO
-        keys for each of its own queries, a causal kernel is still faster than SDPA with a mask.
+        times as many keys as own queries, a causal kernel is still faster than SDPA with a mask.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):

@@ -94,9 +94,9 @@ def rendezvous() -> tuple[dist.Store, int, int]:
 
     When torchrun restarts the ranks, it keeps the store (pytorch issue 135712), so a new rank could
     read the address of a dead rank. Therefore, on a single node, each key in the store is prefixed
-    with the number of restarts. On several nodes the keys get no prefix. Each node counts its own
-    restarts, so the prefixes of two nodes could differ. Ranks with different prefixes would not
-    find each other.
+    with the number of restarts so far. On several nodes the keys get no prefix. Each node counts
+    its own restarts, so the prefixes of two nodes could differ. Ranks with different prefixes would
+    not find each other.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1

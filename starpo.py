@@ -66,7 +66,7 @@ Differences from the paper and from RAGEN's code:
   sum may be below the target by up to 1e-6. In RAGEN-2 it may be below the target by up to 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
 - Dual clip, a bound on the loss of tokens with A_t < 0, is off by default. RAGEN's backend uses
-  it, as dual_clip=3 does here.
+  it with a factor of 3 (here dual_clip=3).
 """
 
 from typing import NamedTuple

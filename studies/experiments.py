@@ -189,7 +189,7 @@ def read_names(
 
 
 def train_command(curve: Curve, scale: str, seed: int) -> Command:
-    """Return the command that runs the training of `curve` with `seed`."""
+    """Return the command that runs train.py for `curve` with `seed`."""
     combined = curve.combined()
     files = files_at(combined, scale)
     name = folder_name(files, combined.overrides, seed)

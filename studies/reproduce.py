@@ -54,8 +54,8 @@ OPTIONS = {
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = SCALES[scale].jobs
     "only": "",  # run only the curves whose label contains this text
-    # Repeat finished runs too. First remove their folders from out/runs/: train.py does not repeat
-    # a finished run whose folder is still there.
+    # Repeat finished runs too. If the folder of a finished run is still in out/runs/, train.py does
+    # not repeat the run. To repeat such a run, remove its folder first.
     "again": False,
     "dry_run": False,
     "draw": False,

@@ -513,7 +513,7 @@ def test_two_iterations_of_one_entry_per_experiment(results, monkeypatch):
 
     launch_with(monkeypatch, run_here)
     # reproduce.py starts the runs in threads of a pool. `Interruption` sets signal handlers, and
-    # Python allows this only in the main thread. So the test replaces `Interruption` by `nobody`,
+    # Python allows this only in the main thread. So the test replaces `Interruption` with `nobody`,
     # which never requests a stop.
     nobody = nullcontext(SimpleNamespace(requested=lambda: False))
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)

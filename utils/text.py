@@ -52,8 +52,8 @@ def describe_error(error: BaseException) -> str:
 def describe_line_error(error: Exception) -> str:
     """Describe what is wrong with one line of a file. For bad JSON, name the column.
 
-    For bad JSON, str(error) would also say "line 1" for every line of the file, because json sees
-    one line at a time.
+    For bad JSON, str(error) would say "line 1" for every line of the file, because json sees one
+    line at a time.
     >>> try:
     ...     json.loads('{"a" 1}')
     ... except ValueError as error:

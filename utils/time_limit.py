@@ -21,7 +21,7 @@ from utils.text import describe_error
 from utils.threads import start_thread
 
 REPEAT_S = 1.0  # seconds between signals
-LAST_RESORT_S = 10.0  # seconds from the time limit to the exit of a hanging process
+LAST_RESORT_S = 10.0  # a hanging process exits this many seconds after the time limit
 CHUNK_S = 0.5  # seconds after which a batch of `limit_items` ends
 STDERR = 2  # file descriptor
 TIME_OUT = "no answer within"
@@ -136,7 +136,7 @@ class TimeLimit:
             raise TimeUp
 
     def stop(self) -> None:
-        """End the limit, cancel an alarm of the called code, and restore the signal handlers."""
+        """End the limit, cancel any alarm that the call set, and restore the signal handlers."""
         if self not in TimeLimit.active:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -151,7 +151,7 @@ class TimeLimit:
 
 
 def _raise_time_up(*_) -> None:
-    """Handle the signal RING. After the end of the limited call, the signal does nothing."""
+    """Handle the signal RING. A signal that arrives after the end of the call does nothing."""
     if any(limit.has_rung for limit in TimeLimit.active):
         raise TimeUp
 
@@ -210,7 +210,7 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
         KeyboardInterrupt is raised unchanged."""
     try:
         return limit_time(limit_s, call, *args, **options)
-    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp: an outer time limit is over
+    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp means that an outer limit is over
         raise
     except BaseException as error:
         raise EnvError(describe_error(error)) from error

@@ -25,11 +25,11 @@ EXPRESSION = re.compile(r"[-+*/() 0-9]{1,100}")  # up to 100 of these characters
 
 
 class Countdown(Env):
-    """Make the target from 2 to 4 numbers, each used once.
+    """Combine 2, 3 or 4 numbers to make the target. Each number is used once.
 
     A game has one action, an arithmetic expression. By default, numbers and targets have RAGEN's
-    ranges. Numbers are sorted, largest first, so that two problems with the same numbers and the
-    same target are the same instance.
+    ranges. Numbers are sorted, largest first, so that problems that differ only in the order of
+    their numbers become the same instance.
     """
 
     TARGETS = range(10, 101)
@@ -108,7 +108,8 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
 
     The expression has at most 100 characters.
 
-    Returns: the sorted numbers and the exact value; None for other texts or a division by 0.
+    Returns: the sorted numbers and the exact value; None if the text is no such expression or
+        divides by 0.
 
     >>> evaluate_expression("(3 + 5) / 2 * 1")
     ([1, 2, 3, 5], Fraction(4, 1))
@@ -143,8 +144,7 @@ def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
     A part is the (value, text) of an expression.
 
     Returns: tuples of parts. Each tuple begins with the joined part, whose value is a whole number
-        above 0. The other parts follow. There is one tuple for each joined part and each order of
-        the other parts.
+        above 0. The other parts follow. Each order of the other parts gives a separate tuple.
     """
     results = []
     for (x, left), (y, right), *rest in permutations(parts):

@@ -37,7 +37,7 @@ class Grid(Env):
         raise NotImplementedError
 
     def relations(self) -> str:
-        """Return the lines of observation mode "relations": nearby cells, and ways to objects."""
+        """Return the lines of observation mode "relations": cells nearby and the way to objects."""
         raise NotImplementedError
 
     def word(self, cell: int) -> str:
@@ -97,8 +97,8 @@ class Grid(Env):
 class FrozenLake(Grid):
     """Walk over ice with holes from a random start to a random goal; moves may slip to a side.
 
-    Each cell of a board except start and goal is drawn as ice with probability `frozen_prob`, else
-    as a hole. Start and goal are two different cells without holes, and a path connects them. A
+    Each cell of a board except start and goal is ice with probability `frozen_prob`, and otherwise
+    a hole. Start and goal are two different cells without holes, and a path connects them. A
     move has the intended direction with probability `success_rate`; the two perpendicular
     directions share the rest equally.
     """
@@ -175,7 +175,7 @@ class FrozenLake(Grid):
         return "you" if cell == self.player else self._ground(cell)
 
     def _word_after(self, *moves: str) -> str:
-        """Return the word for the cell that the player reaches by these moves if no move slips.
+        """Return the word for the cell that the player reaches by `moves` if no move slips.
 
         The word is 'edge' if the edge of the board blocks a move."""
         names = [name.lower() for name in self.actions]
@@ -262,7 +262,7 @@ class FrozenLake(Grid):
         moves = []
         while len(moves) < count and cell != self.goal:
             neighbours = [lake_neighbour(self.size, cell, move) for move in range(4)]
-            nearer = []  # moves to cells with a shorter path to the goal
+            nearer = []  # moves that shorten the path to the goal
             for move, neighbour in enumerate(neighbours):
                 if neighbour in paths and len(paths[neighbour]) < len(paths[cell]):
                     nearer.append(move)
@@ -282,7 +282,7 @@ class FrozenLake(Grid):
 class Sokoban(Grid):
     """Push every box onto a target.
 
-    To draw a room, a search pulls the boxes away from the targets (`reverse_play` in
+    To make a random room, a search pulls the boxes away from the targets (`reverse_play` in
     worlds/sokoban_rooms.py). `search_depth` limits the number of moves in each sequence that the
     search tries. RAGEN's search_depth is 300 for 6x6 rooms with one box, and 10 for 8x8 rooms with
     two boxes. For rooms with the symbols "newvocab", RAGEN's search_depth is 30.
@@ -436,14 +436,14 @@ class Sokoban(Grid):
         return ""
 
     def in_corner(self, cell: int) -> bool:
-        """Whether a cell has a wall above or below it, and a wall to the left or right of it."""
+        """Return whether a cell has a wall above or below it, and a wall to its left or right."""
         up, down, left, right = (cell + delta not in self.floor for delta in self.deltas)
         return (up or down) and (left or right)
 
     # Players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return first moves of a shortest solution (breadth-first search); [] if unsolvable."""
+        """Return the first moves of a shortest solution (breadth-first search), or [] if none."""
         path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
         return [self.actions[move] for move in (path or ())[:max_actions]]
 

@@ -43,7 +43,7 @@ class NumberGame(gymnasium.Env):
 class Guess(Env):
     """`NumberGame` as an environment for training."""
 
-    repeats = True  # splits can share instances: there are too few numbers for disjoint splits
+    repeats = True  # training and evaluation may share secrets, because there are few numbers
 
     def __init__(self, *, largest: int = 100, **common):
         super().__init__(**common)

@@ -105,7 +105,10 @@ class Sudoku(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Correct wrong digits. Then fill the empty cells. Cells of `sure_digits` come first."""
+        """Correct wrong digits. Then fill the empty cells.
+
+        Empty cells into which only one digit fits (see `sure_digits`) come first.
+        """
         board = self.board
         actions = []
         while board != self.solution and len(actions) < max_actions:
@@ -125,10 +128,10 @@ class Sudoku(Env):
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
-        """Write the first of `sure_digits`.
+        """Fill the first empty cell into which only one digit fits (see `sure_digits`).
 
-        If `sure_digits` finds none, take the first empty cell. If no cell is empty, take the first
-        cell that was not given. Write the lowest digit that fits the cell, or 1 if no digit fits.
+        If there is no such cell, choose the first empty cell. If no cell is empty, choose the first
+        cell that was not given. Write the lowest digit that fits this cell, or 1 if no digit fits.
         """
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]

@@ -1,5 +1,5 @@
-# Extra settings for frozenlake_grpo.py and tiny.py: StarPO at a learning rate of 2e-3. Most of
-# these runs collapse within 15 iterations (studies/collapse/README.md). The ice is not slippery.
+# Extra settings for frozenlake_grpo.py and tiny.py: StarPO at a learning rate of 2e-3. Most
+# such runs collapse within 15 iterations (studies/collapse/README.md). The ice is not slippery.
 # Example:
 #   python train.py config/frozenlake_grpo.py config/models/tiny.py config/recipes/tiny_collapse.py
 

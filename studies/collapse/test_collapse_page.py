@@ -176,7 +176,7 @@ def test_the_page_counts_collapses_and_survivors():
 def test_the_page_shows_how_thoughts_fade():
     shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
     row = make_row([0.9, 0.9], thought_true_frac=shares)
-    # In percent, the median of the first five known shares is 70, and of the last five 30.
+    # The median of the first five known shares is 70 %. The median of the last five is 30 %.
     assert collapse.true_thoughts(row) == "70 to 30"
 
 

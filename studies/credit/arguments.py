@@ -18,8 +18,8 @@ from utils.model_folder import find_model
 MAX_DRAWS = 1000
 CREDIT_OPTIONS = {
     "checkpoints": "start,end",
-    # Each game is continued this many times from the state before each turn, and this many times
-    # after the turn's reply.
+    # Each game is continued this many times from the state before each turn. As many more
+    # continuations from this state first repeat the turn's reply.
     "draws": 16,
     "out": "out/credit",
 }
@@ -64,12 +64,12 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Raise UserError if runs with the same environment and estimator have different methods.
+    """Raise UserError unless runs with the same environment and estimator are seeds of one method.
 
-    Runs of one method must have different seeds, and otherwise equal settings.
+    Such runs must have different seeds, and otherwise equal settings.
 
     The report averages all runs that have the same environment and estimator, because it assumes
-    that these runs have one method. The check ignores the settings in WITHOUT_EFFECT
+    that they are seeds of one method. The check ignores the settings in WITHOUT_EFFECT
     (support/seed_groups.py), which do not change training. `_credit_settings` gives some settings
     the same value in all runs, so the check also ignores these settings. If a restart changed the
     settings of a run, the check also compares the settings before the restart. Of these earlier

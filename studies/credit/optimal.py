@@ -35,7 +35,7 @@ def state_value(episode: Episode) -> float:
 
 
 def reply_value(episode: Episode, actions: list[str]) -> float:
-    """Return the expected sum of rewards if this turn takes `actions` and optimal play follows.
+    """Return the expected sum of rewards if `actions` are played now and optimal play follows.
 
     The sum leaves out the turn's format penalty and the bonus from `think_reward`."""
     env = episode.env

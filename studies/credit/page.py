@@ -55,7 +55,7 @@ class Result(NamedTuple):
     speeds: np.ndarray  # (S,) success, averaged over all evaluations except the one before RL
     last: np.ndarray  # (S,) success after the last iteration
     cpu_s: float  # CPU seconds of RL, mean over the runs
-    accuracies: dict[str, float]  # maps the label of each checkpoint to the accuracy there
+    accuracies: dict[str, float]  # maps checkpoint labels to accuracies (see the top of the file)
 
 
 def main(argv: list[str]) -> None:

@@ -134,9 +134,9 @@ def planned(games: Sequence[RecordedGame]) -> str:
 
 
 def shares(counts: Counter) -> str:
-    """Format the share of turns with 1 action, with 2 actions, and so on: '1: 40%, 2: 60%'.
+    """Format the share of turns for each number of actions, such as '1: 40%, 2: 60%'.
 
-    Args: counts: maps each number of actions to the number of turns with so many actions."""
+    Args: counts: maps each number of actions to the number of turns with that many actions."""
     total = sum(counts.values())
     return ", ".join(f"{count}: {number / total:.0%}" for count, number in sorted(counts.items()))
 

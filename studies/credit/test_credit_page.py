@@ -1,5 +1,5 @@
-"""Tests of studies/credit/page.py. The script asks whether estimators of advantages learn faster if
-they assign credit to turns more accurately.
+"""Tests of studies/credit/page.py. The script asks whether policies learn faster if the estimator
+of advantages assigns credit to turns more accurately.
 
 Run with:  python -m pytest -q studies/credit/test_credit_page.py
 """

@@ -1,7 +1,7 @@
 """The experiments of two papers: arXiv 2504.20073 (RAGEN) and arXiv 2510.01132 (the Guide).
 
-Each paper has a dict that maps names to experiments: RAGEN or GUIDE. EXPERIMENTS joins RAGEN and
-GUIDE, and `python -m studies.reproduce` reads EXPERIMENTS.
+Each paper has a dict, RAGEN or GUIDE, that maps names to experiments. EXPERIMENTS joins these two
+dicts, and `python -m studies.reproduce` reads EXPERIMENTS.
 """
 
 from studies.experiments import (

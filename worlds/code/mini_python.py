@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-# A step is an executed statement or operation. A program may take MAX_STEPS steps for each
+# A step is an executed statement or operation. `interpret` allows MAX_STEPS steps for each
 # argument. The right code in `repair.LIBRARY` takes at most 64 steps in each test.
 MAX_STEPS = 200
 MAX_NUMBER = 10**6  # largest absolute value that an operator or a function may give
@@ -113,12 +113,12 @@ Expression = Callable[[], int | list[int] | None]  # computes a value
 
 
 class Program:
-    """Turns syntax trees into Python functions that execute them.
+    """Compiles syntax trees into Python functions that execute them.
 
     Values are whole numbers, True, False, None and lists of whole numbers. No operation may change
     a list in place, because `repair.py` reuses the argument lists. Compiling raises ProgramError
-    for unknown syntax. Executing raises ProgramError at a limit, or errors of Python such as
-    ZeroDivisionError.
+    for unknown syntax. Executing raises ProgramError beyond a limit, and can raise errors of Python
+    such as ZeroDivisionError.
     """
 
     def __init__(self):
@@ -221,7 +221,9 @@ class Program:
         raise _unknown(node)
 
     def _bool_op(self, decisive: bool, operands: list[Expression]) -> Expression:
-        """Compile `or` if `decisive` is True, else `and`."""
+        """Compile `or` if `decisive` is True, else `and`.
+
+        The first operand with the truth value `decisive` is the result."""
 
         def compute() -> int | list[int] | None:
             for operand in operands:

@@ -22,7 +22,7 @@ from worlds.code.mini_python import interpret
 
 NUM_TESTS = 10
 NUM_VISIBLE = 4  # tests that the command `run` shows; the other tests are hidden
-MAX_LINE = 100  # most characters that an edit may write
+MAX_LINE = 100  # an edit may write at most this many characters
 
 # Each block is one function: the line "name(parameter): description", then the body. K stands for
 # a number that `draw` chooses.
@@ -192,7 +192,7 @@ class Repair(Env):
         elif command.verb == "run":
             self.output = self._visible_report()
 
-        if command.verb == "submit" or not self.actions_left:  # the last action also submits
+        if command.verb == "submit" or not self.actions_left:  # the last allowed action submits too
             return self._submit()
         changed = self.lines != old_lines
         return Move(0.0, terminated=False, success=False, effective=changed)
@@ -310,9 +310,10 @@ def run_tests(code: str, title: str, k: int) -> list[Result]:
 
 @lru_cache(maxsize=1024)
 def faults(title: str, k: int) -> list[str]:
-    """Return all faulty versions of a function that fail at least one visible and one hidden test.
+    """Return all faulty versions of a function.
 
-    A faulty version has one operator replaced as in SWAPS, or one number changed by 1.
+    A faulty version has one operator replaced as in SWAPS, or one number changed by 1. It fails
+    at least one visible and one hidden test.
     """
     codes = []
     for code in dict.fromkeys(_mutations(ast.parse(library(title, k)))):

@@ -137,7 +137,7 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
     user = ""
     if os.geteuid() == 0:
         # The command runs with the user id `user`, and ISOLATE makes `user` the owner of `folder`.
-        # The id is computed from the inode of `folder`, so `user` most likely owns no other folder.
+        # `user` is computed from the inode of `folder`, so `user` most likely owns no other folder.
         user = str(2**15 + os.stat(folder).st_ino % 2**14)
     else:
         unshare.append("-Ur")
@@ -191,7 +191,8 @@ def can_isolate() -> bool:
 class TaskFolder:
     """A temporary folder, which is removed by `cleanup` or at the end of the object's life.
 
-    tempfile.TemporaryDirectory removes folders by recursion, so it could fail at deep nesting.
+    tempfile.TemporaryDirectory removes folders by recursion, so it could fail to remove deeply
+    nested folders.
     """
 
     def __init__(self):
@@ -235,8 +236,8 @@ def check_size(folder: str, *, finished: bool) -> None:
     A command can nest folders beyond Python's recursion limit, so the function does not recurse.
 
     Args:
-        finished: True after the command has ended. Then the function also makes unreadable folders
-            readable, to count what they hold.
+        finished: True after the command has ended. If True, the function also makes unreadable
+            folders readable, to count their files and bytes.
     Raises: FolderFull if the folder holds more than MAX_FILES files or MAX_BYTES bytes, or is
         nested too deep.
     """

@@ -51,8 +51,8 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
 NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # a file that a patch adds or changes
 
-# `archive_commit` runs `git archive` with these limits and settings. The first three settings keep
-# git from reading the configuration of the machine and of the user.
+# `archive_commit` runs `git archive` with these limits and environment variables. The first three
+# variables keep git from reading the configuration of the machine and of the user.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -71,8 +71,8 @@ class SWE(Env):
     """Tasks of SWE-Gym. `rows` is a file of JSON lines, with one row of the data set per line.
 
     The folder of the file `rows` must also hold a git checkout of each repository, for example
-    `moto` for `getmoto/moto`. An action is `submit` or a shell command. Shell commands run in a
-    copy of the base commit.
+    the checkout `moto` of the repository `getmoto/moto`. An action is `submit` or a shell command.
+    Shell commands run in a copy of the files of the row's base commit.
     """
 
     blocking = True
@@ -102,8 +102,8 @@ class SWE(Env):
         self.reward = reward
         self.isolated = sandbox == "required"
         self.rows = read_rows(Path(rows))
-        # With fewer than 4 * SPLIT_SIZE rows, two disjoint fixed splits would leave too few rows
-        # for training. In this case the splits may share rows.
+        # The splits "eval" and "heldout" take SPLIT_SIZE rows each. If there are fewer than
+        # 4 * SPLIT_SIZE rows, too few would be left for training, so the splits may share rows.
         self.repeats = len(self.rows) < 4 * SPLIT_SIZE
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -152,8 +152,9 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # A reply is split into actions at "||". If the patch contains "||", `patch_command` arrives
-        # as several actions. So `command` is compared only with the first part of `patch_command`.
+        # `patch_command` applies the row's patch. A reply is split into actions at "||". If the
+        # patch contains "||", `patch_command` arrives as several actions. So `command` is compared
+        # only with the first part of `patch_command`.
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # no action is left for `submit`
@@ -330,7 +331,7 @@ def _mistakes_in(row: dict) -> Iterator[str]:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Return whether UTF-8 can encode a text and a command line can hold the text."""
+    """Return whether a text can be encoded in UTF-8 and passed on a command line."""
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

@@ -26,8 +26,8 @@ BOXED = re.compile(r"\\boxed\{(.*?)\}")
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
 MAX_STATES = 20_000  # `search` gives up if it has found more states than this
-# gem-llm 0.1.0 cannot make these two games without these arguments. The values of the arguments do
-# not matter, because the `reset` of each game replaces the values.
+# gem-llm 0.1.0 cannot make these two games without these arguments. The values do not matter,
+# because each game's `reset` replaces them.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
@@ -174,7 +174,7 @@ def use_local_words(module_name: str) -> None:
 
 @lru_cache
 def local_words(language: str) -> list[str]:
-    """Return the words that replace the word list `language` of NLTK.
+    """Return the words used instead of NLTK's word list `language`.
 
     The words of "en" come from a dictionary. The words of "en-basic" come from a story."""
     from reasoning_gym.data import read_data_file
@@ -349,8 +349,9 @@ def plan_word(game: Any) -> list[str]:
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
     """Return a mark for each sign of a guess, as in Wordle. A sign is a letter or a number.
 
-    G: the secret has the sign in this place. Y: the secret has the sign in another place
-    that no G and no earlier Y uses. X: all other signs.
+    G: the secret has the sign in this place. Y: the secret has the sign in another place.
+    X: all other signs. Each place of the secret allows only one G or Y: every G comes first,
+    then each Y from left to right.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']

@@ -32,8 +32,8 @@ SUCCESSES = ("reward", "end", "limit")
 class Known(NamedTuple):
     """Texts and settings of an environment that needs no options.
 
-    The fields `names`, `values` and `success` are the defaults of the options of the same names
-    in `Gymnasium`.
+    If `Gymnasium` gets no option `names`, `values` or `success`, it uses the field of the same
+    name.
     """
 
     names: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Gymnasium(Hub):
     - `settings`: arguments for gymnasium.make, such as is_slippery=False;map_name=8x8.
     """
 
-    runs_programs = True  # an id may name a module to import
+    runs_programs = True  # gymnasium imports the module in an id such as my_package:Lights-v0
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ def flatten(observation: Any) -> list[float]:
 
 @lru_cache
 def best_actions(spec: str) -> np.ndarray:
-    """Find the best action in each state, by value iteration over the environment's table P.
+    """Find the best action in each state by value iteration over P, the table of transitions.
 
     Returns: (S,) the index of the best action in each of the S states.
     """

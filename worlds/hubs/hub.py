@@ -72,13 +72,13 @@ class Isolation:
 
 
 class Hub(Env):
-    """An environment of a hub. An instance from `draw` holds the seed of a game.
+    """An environment of a hub. `draw` returns an instance: a tuple that holds the seed of a game.
 
     The option `splits` says how games of training and evaluation differ. With `splits=seen`
-    training and evaluation games share no first observation. An environment with too few first
-    observations (`has_few_starts`) is an exception. With `splits=seed` the seeds differ, but first
-    observations may be equal. Games that start slowly use `splits=seed`, so that `draw` begins no
-    game.
+    training and evaluation games share no first observation, unless the environment has too few
+    different first observations (see `has_few_starts`). With `splits=seed` training and evaluation
+    games have different seeds, but may have equal first observations. Games that start slowly use
+    `splits=seed`, so that `draw` begins no game.
 
     A subclass defines `begin`, and calls it in `_start`.
     """
@@ -153,8 +153,9 @@ def has_few_starts(spec: str) -> bool:
     """Return True if two games of the first 100 seeds have the same first observation.
 
     The two fixed splits (eval and heldout) take 512 first observations. Training needs further
-    first observations. This test rarely overlooks an environment with too few of them. With 1,000
-    equally likely first observations, all 100 games start differently with probability 0.6 %.
+    first observations. This test rarely overlooks an environment with too few first observations.
+    With 1,000 equally likely first observations, all 100 games start differently with probability
+    0.6 %.
     """
     env = make_env(spec)
     seen = set()

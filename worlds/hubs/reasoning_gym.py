@@ -34,8 +34,9 @@ SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
-# The dataset acre makes all its questions before it returns the first one. The dataset word_ladder
-# cannot have DATASET_SIZE questions. So these two datasets are made anew for each question.
+# The dataset "acre" makes all its questions before it returns the first one. The dataset
+# "word_ladder" cannot have DATASET_SIZE questions. So these two datasets are made anew for each
+# question.
 ONE_BY_ONE = ("acre", "word_ladder")
 # These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (
@@ -63,7 +64,7 @@ FUNCTIONS = (  # the functions that a formula may call
 SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()
 MAX_FORMULA = 300  # characters
 MAX_EXPONENT = 100  # absolute value
-MAX_TERMS = 200  # largest number of terms of a formula after it is multiplied out
+MAX_TERMS = 200  # largest allowed number of terms of a formula after it is multiplied out
 MAX_NUMBER = 10**12
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
 # keys of a question's metadata that may hold a right answer
@@ -166,7 +167,7 @@ class ReasoningGym(Hub):
         return []
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return the dataset's answers to random questions, for the player "random"."""
+        """Return the dataset's answers to random questions, as actions of the player "random"."""
         answers = []
         for _ in range(count):
             _, entry = self._make(int(rng.integers(DATASET_SIZE)))

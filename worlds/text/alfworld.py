@@ -55,8 +55,8 @@ class ALFWorld(Household):
         require_package("alfworld", "requirements/alfworld.txt")
         data = os.environ.get("ALFWORLD_DATA", Path.home() / ".cache/alfworld")
         self.folder = Path(data, "json_2.1.1", part)
-        # The parts valid_seen and valid_unseen have too few games for disjoint splits. So in these
-        # parts, training and evaluation may share games.
+        # The parts valid_seen and valid_unseen have too few games to give each split its own games.
+        # So in these parts, training and evaluation may share games.
         self.repeats = part != "train"
 
     # ---------- instances

@@ -141,7 +141,7 @@ class World(Env):
         return None
 
     def _contents(self) -> dict[str, list[str]]:
-        """Map each place to the things in it. States precede names, as in 'hot apple 1'."""
+        """Map each place to its things. A thing's state precedes its name, as in 'hot apple 1'."""
         contents = {}
         for name, place in self.facts.items():
             state = self.facts.get(f"{name} is", "")
