@@ -176,7 +176,7 @@ class Saver:
 
 
 class ShardWriter(dcp.HuggingFaceStorageWriter):
-    """Writes files that dcp.HuggingFaceStorageReader can read, by `save_file` of safetensors.
+    """Writes files for dcp.HuggingFaceStorageReader, with `save_file` of safetensors.
 
     The base class turns all tensors into bytes before it writes the first one. Tensors and bytes
     together need twice the memory. The conversion also holds the GIL, which training needs.

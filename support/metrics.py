@@ -249,8 +249,8 @@ METRICS = [
         "update",
         "nats per token",
         "Mean absolute difference between the engine's and trainer's log-probs of the same "
-        "tokens. Only the first optimizer step counts: there both have equal weights. With "
-        "`mask_observations=False`, tokens that were not sampled have difference 0.",
+        "tokens. Only the first optimizer step counts: in it, engine and trainer have equal "
+        "weights. With `mask_observations=False`, unsampled tokens have difference 0.",
     ),
     Metric(
         "logprob_diff_max",

@@ -35,8 +35,8 @@ from support.scores import Scores
 from utils.checksums import changed_logs, find_damage
 from utils.files import read_json, read_rows, remove_partial_files, write_rows
 
-# If `_sampling_due` is True, the iteration writes this many trajectories to trajectories.jsonl.
-# The number is rounded up to a multiple of group_size.
+# If `_sampling_due` returns True, the iteration writes this many trajectories to
+# trajectories.jsonl. The number is rounded up to a multiple of group_size.
 SAMPLE_SIZE = 32
 MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl
 NUMBER = (float, None)

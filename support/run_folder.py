@@ -149,7 +149,7 @@ def _check_no_link(path: Path) -> None:
 
 
 def changed_settings(saved: Config, wanted: Config) -> list[str]:
-    """Describe the settings that have changed, although a continued run must keep them."""
+    """Describe each setting that has changed, although a continued run must keep it."""
     phrases = []
     for key, value in asdict(wanted).items():
         before = getattr(saved, key)

@@ -42,7 +42,7 @@ EVALUATION_READS = (
 class Earlier(NamedTuple):
     """The settings that a run had until they were changed."""
 
-    until: int  # the last iteration with these settings
+    until: int  # the last iteration before the change
     settings: Config
 
 

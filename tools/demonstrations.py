@@ -248,8 +248,8 @@ def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajec
 
     A line is illegal if it is no demonstration, or if a reply is longer than max_response_tokens.
     Without sft_eval_games=True, a line is also illegal if its game is on an evaluation prompt.
-    Without context_turns, a game that is longer than max_context_tokens loses its last turns. If
-    the first turn alone is longer than max_context_tokens, the line is illegal.
+    Without context_turns, a game that is longer than max_context_tokens loses its last turns, and
+    a line is illegal if the first turn alone is longer than max_context_tokens.
 
     Raises: UserError if the file is missing, a line is illegal, or no game is left."""
     if not Path(path).is_file():

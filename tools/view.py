@@ -215,11 +215,11 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """List the sizes and modification times of each run's trajectory, metric and score files.
+    """Map each run to a list with the size and modification time of each of its files.
 
-    The list of a run is empty until the run has both trajectories and config.json. `follow` waits
-    while any list is empty, unless all runs are finished. New records change the result, so
-    `follow` writes the page again.
+    The files are those of trajectories, metrics and scores. The list of a run is empty until the
+    run has both trajectories and config.json. `follow` waits while any list is empty, unless all
+    runs are finished. New records change the result, so `follow` writes the page again.
     """
     states = {}
     for run in runs:

@@ -8,10 +8,10 @@ A shape is one of:
     float          a decimal number from -LARGEST_FLOAT to LARGEST_FLOAT,
                    or a whole number between -LARGEST and LARGEST
     [shape]        a list of any length, where every item has this shape
-    {key: shape}   a dict with at least these keys, where each value has the shape of its key
+    {key: shape}   a dict with at least these keys, whose values have these shapes
     {str: shape}   a dict with any keys, where every value has this shape
     (shape, None)  that shape or null
-    (shape, ...)   that shape, or the key of this value is missing
+    (shape, ...)   for the value of a key: that shape, or the key is missing
 """
 
 from configurator import UserError

@@ -35,8 +35,9 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
     """Return {cell: moves of a shortest path to the goal}, for all cells with a path.
 
-    If a cell has several shortest paths, the function takes the path with the lowest risk. The risk
-    of a path is the sum, over its moves, of the number of holes into which a move could slip.
+    If a cell has several shortest paths, the function takes the path with the lowest risk.
+    Each move of a path has a number of holes into which it could slip. The risk of the path is the
+    sum of these numbers.
     """
     paths = {}
     risks = {}
@@ -86,7 +87,7 @@ def lake_plans(
     max_actions: int,
     budget: int,
 ) -> np.ndarray:
-    """Return a code of the best moves in one turn, for each (turns left, cell, actions left).
+    """For each (turns left, cell, actions left), return a code of the best moves for one turn.
 
     This is value iteration over turns. V_t(cell, a) is the value of `cell` if t turns and `a`
     actions are left. An action is one move. In a turn, the player commits to a sequence q of 1 to
@@ -137,9 +138,9 @@ def move_sequences(
     Args:
         single_moves: transition matrices of the four moves, (4, cells, next cells).
     Returns:
-        One pair (codes, matrices) for each length j. `codes`, (4**j,), holds the codes of all
-        sequences of j moves (see `decode_moves`). `matrices`, (4**j, cells, next cells), holds
-        their transition matrices.
+        One pair (codes, matrices) for each length j. `codes` has the shape (4**j,) and holds the
+        codes of all sequences of j moves (see `decode_moves`). `matrices` has the shape
+        (4**j, cells, next cells) and holds the transition matrices of these sequences.
     """
     num_cells = single_moves.shape[-1]
     digits = np.arange(1, 5)
@@ -156,7 +157,7 @@ def move_sequences(
 def decode_moves(code: int) -> list[int]:
     """Return the moves (0 to 3) that a code from `lake_plans` stands for.
 
-    A base-5 digit d of the code stands for the move d - 1.
+    Each base-5 digit d of the code stands for the move d - 1.
 
     >>> decode_moves(2 * 5 + 4)
     [1, 3]
@@ -171,7 +172,7 @@ def decode_moves(code: int) -> list[int]:
 def sokoban_move(
     floor: frozenset[int], player: int, boxes: tuple[int, ...], delta: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Return (player, boxes) after a move to cell `player + delta`, or None if it is blocked.
+    """Return (player, boxes) after a move to cell `player + delta`, or None if the move is blocked.
 
     A box in cell `player + delta` is pushed one cell further. If `boxes` is sorted, the returned
     boxes are sorted too.

@@ -3,9 +3,9 @@
 Deliberate differences from RAGEN-2:
 - The actions turn three faces only. Turning one of the other faces equals turning the opposite
   face and rotating the whole cube.
-- Every game draws the colours of the faces, so that a small model cannot learn the cubes by heart.
-  A cube in other colours counts as another game. So a cube of the evaluation can occur in
-  training, in other colours.
+- Every game gives the six faces their colours at random, so that a small model cannot learn the
+  cubes by heart. The same cube in other colours counts as another game. So a cube of the
+  evaluation can occur in training, in other colours.
 """
 
 from configurator import UserError
@@ -21,17 +21,17 @@ FACES = "URFDLB"  # up (its stickers have the places 0-3), right (4-7), front, d
 # face. When the cube is solved, the sticker that is now in this place lies on the named face.
 SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
-# Maps a face to the cycles of places for its clockwise turn. The turn moves each sticker to the
-# next place of its cycle. The sticker in the last place moves to the first place. The places of a
-# face are numbered row by row. The back face is seen from behind. The down face is seen from below,
-# with its front edge on top.
+# Maps a face to the cycles of its clockwise turn. Each cycle is a list of places. The turn moves
+# each sticker to the next place of its cycle. The sticker in the last place moves to the first
+# place. The places of a face are numbered row by row. The back face is seen from behind. The down
+# face is seen from below, with its front edge on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
     "R": ((4, 5, 7, 6), (3, 20, 15, 11), (1, 22, 13, 9)),
     "F": ((8, 9, 11, 10), (2, 4, 13, 19), (3, 6, 12, 17)),
 }
-# `near_solved` holds all cubes at most this many turns from SOLVED. These are 11,913 of the
-# 3,674,160 cubes.
+# `near_solved` returns all cubes that are at most this many turns from SOLVED. These are 11,913 of
+# the 3,674,160 cubes.
 NEAR = 6
 MAX_DISTANCE = 14  # every cube can be solved by at most this many quarter turns
 
@@ -112,7 +112,7 @@ class Rubik(Env):
         return list(shortest_solution(self.cube)[:max_actions])
 
     def greedy(self) -> str:
-        """Choose the first of the actions after which `count_pairs` is highest."""
+        """Choose the action that gives the highest `count_pairs`; of several, choose the first."""
         return max(self.actions, key=lambda action: count_pairs(turn(self.cube, action)))
 
 

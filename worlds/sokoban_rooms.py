@@ -35,8 +35,8 @@ def draw_room(
 ) -> Room | None:
     """Try to draw a room.
 
-    Return None if the boxes and the player would fill the floor. Return None, too, if reverse play
-    visited no state in which all boxes and the player are off the targets.
+    Return None if the boxes and the player would fill the floor. Return None, too, if the player
+    or a box is on a target in every state that reverse play visited.
 
     Args: size: cells along each side, walls included.
     """
@@ -55,7 +55,10 @@ def draw_room(
 
 
 def dig_floor(rng: np.random.Generator, size: int) -> set[int]:
-    """Return the floor cells dug by a random walk that draws a random mask for each step."""
+    """Return the floor cells that a random walk digs.
+
+    Each step of the walk digs the cells of a mask, drawn from MASKS.
+    """
     direction = DIRECTIONS[rng.integers(4)]
     row, col = rng.integers(1, size, size=2).tolist()
     last = size - 2  # the last row and column inside the walls
@@ -79,24 +82,24 @@ def reverse_play(
 ) -> tuple[int, tuple[int, ...]]:
     """Pull the boxes away from the targets, by depth-first search.
 
-    In a game, the player can undo the moves of this search, the last move first. Then each pull
-    becomes a push, and the boxes end on the targets. So the room can be solved.
+    In a game, the player can reverse the moves of this search, the last move first. Then each
+    pull becomes a push, and the boxes end on the targets. So the room can be solved.
 
-    A move pulls the box behind the player, if there is one. The search looks for the best state. In
+    If a box is behind the player, a move pulls this box. The search looks for the best state. In
     the best state, neither a box nor the player is on a target. Of all visited states that meet
     this condition, the best has the largest product of
-    - the number of changes of the pulled box (the first pull counts as a change), and
+    - the number of pulls that switch to another box (the first pull counts as a switch), and
     - the total Manhattan distance of the boxes to their targets.
 
     Returns:
-        (player, boxes) in the best state, or at the start if no visited state meets the condition.
-        Box i began on target i.
+        (player, boxes) in the best state. If no visited state meets the condition, this is the
+        state at the start. `boxes[i]` is the box that began on `targets[i]`.
     """
     best = (player, targets)
     best_score = 0
     visited = set()
     # An entry of the stack: player, boxes, index of the box pulled last (-1: none yet), number of
-    # changes of the pulled box, moves left.
+    # pulls that switched to another box, moves left.
     stack = [(player, targets, -1, 0, search_depth - 1)]
     while stack and len(visited) < MAX_STATES:
         player, boxes, last_box, num_changes, moves_left = stack.pop()

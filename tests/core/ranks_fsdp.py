@@ -215,7 +215,8 @@ def test_lora_is_merged_from_shards(trained_folder):
                 expected[name.replace("lora_B.default.", "")] += b @ a
     for name, weight in parallel.stream_weights(learner.policy):
         torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
-    # Merged weights are rounded to bfloat16 at random, but all ranks get the same result.
+    # Each merged weight is rounded up or down to bfloat16 at random, but all ranks get the same
+    # result.
     for name, weight in parallel.stream_weights(learner.policy, torch.bfloat16):
         step = expected[name].abs() * torch.finfo(torch.bfloat16).eps + 1e-5
         assert ((weight - expected[name]).abs() <= step).all()

@@ -1,5 +1,5 @@
-"""Tests of config files that end the process, and of extreme numbers in settings, such as nan or
-inf."""
+"""Tests of config files that end the process, such as by sys.exit(), and of extreme numbers in
+settings, such as nan or inf."""
 
 from configurator import (
     LARGEST_NUMBER,

@@ -356,7 +356,7 @@ def test_batch_is_no_more_than_the_filter_keeps():
     assert "batch_size (64) is more than the 32 trajectories kept" in str(error.value)
     assert "filter_keep 0.25 of num_groups 8, group_size 16" in str(error.value)
     assert load("--batch_size=64", "--filter_keep=0.5").batch_size == 64
-    # 0.25 * 2 = 0.5 groups, but the filter keeps at least one group
+    # 0.25 of 2 groups is 0.5 groups, but the filter keeps at least one group
     assert load("--num_groups=2", "--batch_size=16").num_groups == 2
 
 

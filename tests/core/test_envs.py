@@ -143,7 +143,7 @@ def test_reset_errors():
 def test_too_few_instances_for_the_splits(monkeypatch):
     monkeypatch.setattr(envs, "MAX_DRAWS", 1000)
     message = "env='frozenlake:size=2,frozen_prob=1' has too few distinct instances"
-    with pytest.raises(ValueError, match=message):  # only 4 * 3 choices of start and goal
+    with pytest.raises(ValueError, match=message):  # only 4 * 3 choices of start and goal exist
         envs.reserved_instances("frozenlake:size=2,frozen_prob=1")
 
 
@@ -263,7 +263,7 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("bandit > sokoban", STAGES),  # the first stage needs an end
+        ("bandit > sokoban", STAGES),  # the first stage has no @N
         ("bandit @x > sokoban", STAGES),
         ("bandit @-5 > sokoban", STAGES),
         ("bandit @1.5 > sokoban", STAGES),

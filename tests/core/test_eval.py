@@ -187,7 +187,7 @@ def test_scores_of_several_samples_by_hand():
 
 
 def test_prompts_may_have_different_numbers_of_samples():
-    """The results "1110" and "10" give a pass@2 of 1, and the results "001" give 2/3."""
+    """The results "1110" and "10" each give a pass@2 of 1, and the results "001" give 2/3."""
     found = score(samples_by_hand(["1110", "10", "001"]))
     assert found["pass@2"] == pytest.approx((1 + 1 + 2 / 3) / 3)
     assert [key for key in found if "@" in key] == ["pass@2"]
@@ -293,7 +293,7 @@ FIRST_TURN = SECOND_TURN | {
 
 
 def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
-    half = tokenizer("\u00e9")["input_ids"][:1]  # the first byte of e with an accent
+    half = tokenizer("\u00e9")["input_ids"][:1]  # the first of the two bytes of e-acute
     played = played_by_hand()[0]
     played.turns[0].response_ids = [*half, *tokenizer("a<think>")["input_ids"]]
     record = trajectory_record(played, tokenizer)

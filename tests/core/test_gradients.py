@@ -24,7 +24,7 @@ def flatten(gradients):
 
 
 class Update:
-    """Runs one iteration, but keeps the gradients instead of taking the only optimizer step.
+    """Runs an iteration of one optimizer step, but keeps the gradients instead of taking the step.
 
     `prepare(learner)` runs before `build_experience`, and `change(experience)` runs after it.
     """
@@ -212,8 +212,8 @@ def varies_by_turn_only(update):
 def doubles_the_advantages(update, neutral):
     """Whether advantages are twice those of GRPO.
 
-    With state_weight=1, the advantage of GiGPO is the sum of two terms. The first compares the
-    trajectories of a group, and the second compares turns of a group that start in the same state.
+    With state_weight=1, the advantage of GiGPO is the sum of two terms. The first term compares the
+    trajectories of a group. The second term compares turns of a group that start in the same state.
     Here each trajectory has one turn, and all turns of a group start in the same state, so the two
     terms are equal.
     """
@@ -405,8 +405,8 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
 
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
     """All ratios are e^2 = 7.4, so PPO clips tokens with positive advantages. dual_clip = 3 also
-    clips tokens with negative advantages. The value 0 turns dual clip off, and the value 8 is above
-    7.4, so neither value clips a token with a negative advantage."""
+    clips tokens with negative advantages. dual_clip = 0 turns dual clip off. dual_clip = 8 clips no
+    token with a negative advantage, because 8 is above 7.4."""
 
     def move_away(experience):
         experience.old_logprobs = experience.old_logprobs - 2.0

@@ -150,8 +150,8 @@ def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_fo
         change = exact[name] - start
         assert change.abs().min() > 0 and torch.equal(exact[name].to(rounded).float(), start)
         arrived = ((merged[name].float() - start) * change.sign()).sum() / change.abs().sum()
-        # A matrix has 2,048 or more weights. Rounding at random changes only about 1 in 20 of
-        # them, so the sum of the changes is not exact.
+        # A matrix has 2,048 or more weights. Rounding at random changes only about 1 in 20
+        # weights, so the sum of the changes is not exact.
         assert arrived == pytest.approx(1.0, abs=0.2)
     parallel.sync_weights(learner.engine, learner.policy)
     own = dict(learner.engine.model.named_parameters())

@@ -63,7 +63,7 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
         # The last turn of a win makes the rewards sum to 1.
         ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
         ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
-        # Progress pays at most 0.99 in total. A win raises the sum to 1.
+        # Without a win, the rewards sum to at most 0.99. A win raises the sum to 1.
         ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
@@ -88,7 +88,7 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
         ([2, 4, 1], False, [-1, 3 / 2]),
-        # The distance of a state is the length of its plan. Without a plan, a later state has
+        # The distance of a state is the length of its plan. A later state without a plan has
         # twice the first state's distance. The next two rows have the distances [2, 2 * 2, 2 * 2]
         # and [3, 2 * 3, 1].
         ([2, None, None], False, [-1, 0]),
@@ -148,12 +148,14 @@ def test_gigpo_by_hand():
     batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
     options = dict(state_weight=2.0, turn_gamma=0.5)
     found, returns = estimate(*batch, estimator="dr_grpo", **options)
-    # An advantage is (score - 0.5) + 2 * (G - mean of G in the state). The 2 is state_weight.
+    # An advantage is (score - mean score) + 2 * (G - mean of G in the state). The 2 is
+    # state_weight.
     assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
     assert returns is None
     found, _ = estimate(*batch, estimator="grpo", **options)
-    # Each difference above is a value minus the mean of two values. grpo divides it by the std of
-    # the two values. This std is their distance / sqrt(2), so the quotient is +-1/sqrt(2).
+    # Each difference above is a value minus the mean of two values. grpo divides the difference by
+    # the std of the two values. The std of two values is their distance / sqrt(2), so the quotient
+    # is +-1/sqrt(2).
     expected = torch.tensor([3.0, -1.0, 3.0, -3.0]) / 2**0.5
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -277,8 +279,8 @@ def test_a_state_key_must_be_hashable(tmp_path):
 
 
 def test_turn_ppo_by_hand():
-    """The first token of turn 1 has V = 1, and the first token of turn 2 has V = 2. The values of
-    the other tokens must have no effect."""
+    """The first tokens of turns 1 and 2 have the values 1 and 2. The values of the other tokens
+    must have no effect."""
     rewards = torch.tensor([0.5, 0.0, 0.0, 0.0, 4.0], dtype=torch.float64)
     values = torch.tensor([1.0, 7.0, 2.0, 8.0, 9.0], dtype=torch.float64)
     # gamma and lam must have no effect, so they have the absurd value 9.
@@ -337,7 +339,7 @@ def test_turn_ppo_trains_one_value_a_turn():
 
 def random_tokens(seed, lengths=(3, 1, 4, 2)):
     """Return five tensors with one entry per token: log-probs of the policy, of the old policy and
-    of the engine, then the advantage, then the number of the sequence."""
+    of the engine, advantages, and sequence numbers."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1
@@ -359,7 +361,7 @@ def slow_gspo(new, old, advantages, numbers, clip_low, clip_high):
     """Return the loss of equation 5 of arXiv 2507.18071, and its gradient.
 
     The ratio s of a sequence is the geometric mean of its token ratios. By equation 10, the
-    gradient of s with respect to log pi(y_t) is s / |y|.
+    gradient of s with respect to the log-prob of a token is s / (length of the sequence).
     """
     pieces = pieces_of(numbers)
     loss = 0.0
@@ -472,7 +474,7 @@ def test_good_sequences_are_never_masked():
         advantages = torch.full((2,), advantage)
         found = methods.sequence_mask(new, engine, advantages, numbers, 0.5)
         assert found.tolist() == [kept, kept]
-    # If advantages in a sequence differ, their mean decides about the mask.
+    # If the advantages in a sequence differ, sequence_mask uses their mean.
     found = methods.sequence_mask(new, engine, torch.tensor([-1.0, 3.0]), numbers, 0.5)
     assert found.tolist() == [1.0, 1.0]
 
@@ -785,8 +787,8 @@ def test_echo_equals_a_slow_loop(played, trained_folder):
 
 
 def test_rounds_of_sampling_add_groups(trained_folder, one_rank):
-    """Without a format penalty, most scores are 0, so the first round has fewer groups with
-    variance than num_groups."""
+    """Without a format penalty, most scores are 0, so fewer than num_groups groups of the first
+    round have variance."""
     once = make_learner(trained_folder, num_groups=2, format_penalty=0.0)
     more = make_learner(trained_folder, num_groups=2, format_penalty=0.0, sampling_rounds=3)
     chat = Chat(once.tokenizer)

@@ -247,7 +247,8 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
 
 
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
-    """Compute varlen attention in a loop. The queries of a sequence belong to its last tokens."""
+    """Compute varlen attention in a loop. If a sequence has fewer queries than keys, the queries
+    are those of its last tokens."""
     assert (longest_q, longest_k) == (max(q_ends.diff()), max(k_ends.diff()))
     assert (q_ends[-1], k_ends[-1]) == (len(q), len(k))
     assert q_ends.dtype == k_ends.dtype == torch.int32
@@ -480,7 +481,7 @@ def test_gradients_of_a_16_bit_head_are_added_up_in_float32(dtype):
 
 
 def test_a_gpu_takes_larger_chunks(monkeypatch):
-    """Qwen's 151,936 columns of logits make 149 chunks on a CPU and 19 on a GPU."""
+    """Qwen's vocabulary of 151,936 tokens makes 149 chunks on a CPU and 19 on a GPU."""
     sizes = []
     monkeypatch.setattr(
         model._ChunkedLogProbs, "apply", lambda *args: sizes.append(args[-1]) or (None, None)
@@ -525,7 +526,8 @@ def test_critic_starts_at_exactly_zero_and_reads_the_state_before_the_token(rand
 def test_value_loss_reaches_the_head_from_the_start(random_model):
     critic = Critic(random_model.model)
     ((critic(packed(SEQUENCES)) - 1.0) ** 2).sum().backward()
-    # Each of the 11 tokens adds d/db (v - 1)^2 = -2, because v = 0.
+    # All values v start at 0, so each of the 11 sampled tokens adds d/db (v - 1)^2 = -2 to the
+    # gradient of the bias b.
     assert critic.value_head.bias.grad.item() == pytest.approx(-22.0)
 
 

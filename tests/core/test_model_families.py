@@ -208,9 +208,9 @@ def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch)
 
 @pytest.mark.slow
 def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monkeypatch):
-    """Qwen3's norms need seven compiled versions in this test. Beyond dynamo's recompile limit, a
-    function would silently run uncompiled. The test sets the limit to 4, so compile_blocks must
-    raise the limit."""
+    """In this test, dynamo must compile seven versions of Qwen3's norms. A function that needs more
+    versions than dynamo's recompile limit would silently run uncompiled. The test sets the limit to
+    4, so compile_blocks must raise the limit."""
     compile_without_compiler(monkeypatch)
     monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)
@@ -250,7 +250,7 @@ def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
 
 
 # Maps a model to its published config.json, number of parameters and head size. Some keys in
-# config.json have older names.
+# config.json have names from older versions of transformers.
 PUBLISHED = {
     "Qwen2.5-0.5B-Instruct": (
         dict(
@@ -343,7 +343,7 @@ def test_published_models_are_accepted(tmp_path, name):
 
 
 def test_a_tied_head_may_be_in_the_file_too(folders, tmp_path):
-    """The published files of Qwen3-0.6B hold the embedding a second time, as the tied head."""
+    """The published files of Qwen3-0.6B hold the tied weight twice, as embedding and as LM head."""
     folder = shutil.copytree(folders["qwen3"], tmp_path / "twice")
     weights = load_file(folder / "model.safetensors")
     assert "lm_head.weight" not in weights
@@ -620,7 +620,7 @@ SMALL = dict(
 
 @pytest.fixture(scope="module")
 def rows_with_vllm(folders, tmp_path_factory):
-    """Map three families to the metrics of their runs of two iterations with vLLM.
+    """Train a model of each of three families for two iterations with vLLM. Return the metrics.
 
     The run of Qwen3 uses the config files of README's command for Qwen3-0.6B. This run also uses
     LoRA, and its model has an untied LM head.

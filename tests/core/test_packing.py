@@ -10,7 +10,7 @@ from packing import micro_batches, pack
 
 @dataclass
 class Sequence:
-    """The attributes of a trajectory that packing.py reads if observations is False."""
+    """The attributes of a trajectory that packing.py reads if `pack` gets observations=False."""
 
     first_prompt_ids: list[int]
     ids: list[int]

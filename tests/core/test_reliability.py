@@ -321,7 +321,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
     trained_folder, tmp_path, monkeypatch, capsys
 ):
     # The first six episodes are evaluation games, so the 13th episode is the 7th training episode.
-    # A group has four episodes, so the 7th is in group 1.
+    # Group 0 has the training episodes 1 to 4, and group 1 has 5 to 8.
     wrong = 6 + 7
     episodes = []
     filtered = []

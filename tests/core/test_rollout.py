@@ -133,7 +133,7 @@ def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
         chosen = [trajectory.ids[place] for place in places]
         assert logits[places - 1].argmax(-1).tolist() == chosen
         assert len(places) == 36
-        # At T = 0 a log-prob is not defined, so the engine returns the log-prob at T = 1.
+        # At temperature 0 log-probs are not defined, so the engine returns them for temperature 1.
         expected = logits[places - 1].log_softmax(-1).amax(-1)
         found = torch.tensor(trajectory.rollout_logprobs)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -263,7 +263,7 @@ def test_a_reply_sees_the_last_turns_only(trained_model, chat, tmp_path, context
             closed.add(returned.ids[-1] == chat.end)
     assert closed == {True, False}
 
-    parts = split_by_context(played, config)  # one for each turn
+    parts = split_by_context(played, config)  # one part for each turn
     assert [(part.seed, part.member, part.turns) for part in parts] == [
         (t.seed, t.member, [turn]) for t in played for turn in t.turns
     ]
@@ -602,7 +602,7 @@ def free_bytes(monkeypatch, num_bytes):
     monkeypatch.setattr(torch_engine, "free_memory", lambda device: num_bytes)
 
 
-# A row has keys and values in float32, for 2 layers, one head of 32 numbers and 640 positions.
+# A cache row has float32 keys and values for 2 layers, one head of 32 numbers and 640 positions.
 ROW_BYTES = 2 * 2 * 1 * 32 * 640 * 4
 
 
@@ -663,7 +663,7 @@ def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
 
 
 def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, monkeypatch, capsys):
-    """The cache may take half of the free memory. Here this half holds five rows."""
+    """The cache may take half of the free memory. In this test, half is enough for five rows."""
     config = small_config(max_turns=2)
     expected = play(trained_model, chat, config)
     assert capsys.readouterr().out == ""
@@ -699,7 +699,7 @@ def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, chat, dtype):
-    """In 16 bits, the batch size changes the rounding of logits, so a response may differ."""
+    """In 16 bits, the batch size changes how logits are rounded, and so may change a response."""
     config = small_config(dtype=dtype, max_response_tokens=8)
     prompts = [[5 + i] * (3 + 7 * i) for i in range(6)]
     found = []
@@ -730,8 +730,8 @@ def test_batch_invariant_kernels_need_a_gpu(trained_model, chat, monkeypatch):
 
 
 def test_no_advice_for_an_unknown_cause(trained_model, chat, monkeypatch):
-    """An engine without a kernel for the model's head size fails at any max_running. So the error
-    must not advise to lower max_running."""
+    """An engine that has no kernel for the model's head size fails at every value of max_running.
+    So the error must not advise to lower max_running."""
 
     class Unsupported:
         def __init__(self, *_, **__):

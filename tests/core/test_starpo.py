@@ -1,4 +1,4 @@
-"""Tests of starpo.py against numbers worked out by hand, slow loops and sums over all outcomes."""
+"""Tests that compare starpo.py with hand-computed numbers, slow loops or sums over all outcomes."""
 
 from configurator import (
     CRITIC_ESTIMATORS,
@@ -191,7 +191,8 @@ NORMALISED = [
     # +-1 / sqrt(2). Each reward is divided by the std of the group. Then the reward of the last
     # turn is changed so that the rewards of a trajectory sum to the new score.
     ("mean_std", "group", [R2 / 3, 1 / R2 - R2 / 3, -1 / R2, 4 / R2, 1 / R2 - 4 / R2, -1 / R2]),
-    # The deviations 1/4, -11/4, 9/4, 1/4 have variance (1 + 121 + 81 + 1) / 16 / 3 = 17/4.
+    # The scores minus the batch mean are 1/4, -11/4, 9/4 and 1/4. Their variance is
+    # (1 + 121 + 81 + 1) / 16 / 3 = 17/4.
     ("mean_std", "batch", [1 / R6, -0.75 / R6, -2.75 / R6, 4 / R6, -1.75 / R6, 0.25 / R6]),
     # -2.75 / R6 = -1.33 is clipped to -1
     ("asym_clip", "batch", [1 / R6, -0.75 / R6, -1, 4 / R6, -1.75 / R6, 0.25 / R6]),
@@ -288,7 +289,7 @@ def test_filter_ties_go_to_the_lower_index():
     assert filtered(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
     many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # every third group has the largest std
     assert filtered(many, 2, 0.1).tolist() == list(range(2, 900, 3))
-    noisy = doubles(0, 0.3, 0, 0.1 + 0.2)  # a tie: the stds differ by 4e-17
+    noisy = doubles(0, 0.3, 0, 0.1 + 0.2)  # counts as a tie: the stds differ by only 4e-17
     assert noisy[3] > noisy[1]
     assert filtered(noisy, 2, 0.5).tolist() == [0]
 
@@ -367,7 +368,7 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
         3,
     ]
     # top_p_softmax allows negative values. Without group 0 (std 0), the exponentials of the values
-    # sum to e^-1 + e^4 + e^3. The share of e^4 in this sum is 0.73. e^4 + e^3 has the share 0.995.
+    # sum to e^-1 + e^4 + e^3. In this sum, e^4 has the share 0.73, and e^4 + e^3 has 0.995.
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
     assert starpo.filter_groups(values, std, keep=0.72, strategy="top_p_softmax").tolist() == [2]
 
@@ -434,7 +435,7 @@ def test_gae_by_hand():
 
 
 def padded_gae_with_observations(rewards, values, response_mask, gamma, lam):
-    """Slow reference: walk each (T,) row from its end and skip tokens that were not sampled."""
+    """Slow reference: walk each row of T tokens from its end and skip unsampled tokens."""
     B, T = response_mask.shape
     advantages = torch.zeros(B, T, dtype=values.dtype)
     for b in range(B):
@@ -454,7 +455,7 @@ def padded_gae_with_observations(rewards, values, response_mask, gamma, lam):
 )
 def test_gae_agrees_with_walk_over_observations(gamma, lam):
     generator = torch.Generator().manual_seed(1)
-    # Turns have 1 to 4 tokens. Two observation tokens precede each turn.
+    # Turns have 1 to 4 sampled tokens. Two observation tokens precede each turn.
     turn_lengths = [[1, 1, 1], [4, 1, 2], [3], [1], [2, 2, 1, 1, 4]]
     turn_rewards = [[0.0, 0.0, 1.0], [-0.1, 0.0, 0.0], [0.0], [2.0], [0.0, -1.0, 0.0, 10.0, 0.0]]
     B, T = 5, 24
@@ -508,7 +509,7 @@ def test_gae_carries_no_gradient():
 
 
 def test_whiten():
-    # The numbers have mean 3 and unbiased variance (4 + 1 + 0 + 9) / 3.
+    # The numbers 1, 2, 3 and 6 have mean 3 and unbiased variance (4 + 1 + 0 + 9) / 3.
     s = math.sqrt(14 / 3) + 1e-8
     close(starpo.whiten(doubles(1, 2, 3, 6)), [-2 / s, -1 / s, 0, 3 / s])
     x = starpo.whiten(torch.randn(1000, generator=torch.Generator().manual_seed(3)) * 5 + 100)
@@ -586,7 +587,7 @@ def test_gae_discounts_turns_by_hand():
     # delta_2 = 8 - 4 = 4, A_2 = 4.
     # delta_1 = 0 + 0.5 * 4 - 2 = 0, A_1 = 0.5 * 4 = 2.
     # delta_0 = 1 + 0.25 * 2 - 1 = 0.5, A_0 = 0.5 + 0.25 * 0.5 * 2 = 0.75.
-    # The gamma and lam of a token belong to the step to the next token.
+    # `gamma` and `lam` have one number for each token, for the step from this token to the next.
     gamma, lam = doubles(0.25, 0.5, 0.25), doubles(0.5, 1, 0.5)
     advantages, returns = starpo.gae(doubles(1, 0, 8), doubles(1, 2, 4), [3], gamma, lam)
     close(advantages, [0.75, 2, 4])
@@ -942,7 +943,7 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
 
 # With value_clip = 0.5 and an old value of 1, v is clipped to [0.5, 1.5].
 # The loss is half of the larger of (v - R)^2 and the clipped term (clipped v - R)^2.
-# Columns: v, R, loss, d loss / d v, 1 if the clipped term is larger (else 0).
+# Each row has v, R, the loss, d loss / d v, and 1 if the clipped term is larger (else 0).
 VALUE_CASES = [
     (2.0, 3.0, 0.5 * 1.5**2, 0.0, 1),  # held at 1.5, (1.5 - 3)^2 = 2.25 > (2 - 3)^2
     (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but (2 - 0)^2 = 4 > (1.5 - 0)^2 = 2.25
@@ -1211,8 +1212,8 @@ def test_errors_name_what_was_given(call, message):
 
 def test_importance_weights_by_hand():
     new, rollout = torch.tensor([-1.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.5, -1.0])
-    # `new` has the log-probs of pi, and `rollout` has those of pi_engine. The weight is
-    # min(pi / pi_engine, cap) / (pi / pi_old).
+    # `importance_weights` takes the log-probs of pi (`new`), pi_old and pi_engine (`rollout`). The
+    # weight is min(pi / pi_engine, cap) / (pi / pi_old).
     # If the engine gave the old log-probs, pi_old is pi_engine. The weight is then
     # min(1, cap / ratio), where ratio = pi / pi_engine.
     found = starpo.importance_weights(new, rollout, rollout, 2.0)

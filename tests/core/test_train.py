@@ -218,7 +218,8 @@ def test_no_row_is_lost_between_checkpoint_and_log(
     assert untimed(continued) == untimed(first_half[1])
 
 
-# The KL divergence from the start policy is in the loss. Each iteration has one optimizer step.
+# With these settings, the KL divergence from the start policy is in the loss, and each iteration
+# has one optimizer step.
 KL = dict(estimator="grpo", kl_coef=0.1, batch_size=8, eval_every=1)
 
 
@@ -381,7 +382,7 @@ def test_a_folder_with_something_else_is_refused(trained_folder, tmp_path):
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "notes", trained_folder)
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]
-    # A run that is killed in its first moment leaves a folder such as cut/.
+    # A run that is killed while it writes config.json leaves a folder such as cut/.
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "config.json.partial").write_text("{")
     assert run(tmp_path / "cut", trained_folder, num_iterations=0) == []
@@ -407,8 +408,8 @@ DRIVERS = [
 
 @pytest.mark.parametrize("line", DRIVERS)
 def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
-    """Without the error about an old driver, a run with device=auto would start on the CPU. There,
-    the vLLM build for GPUs would fail."""
+    """Without the error about an old driver, a run with device=auto would start on the CPU. On
+    the CPU, the vLLM build for GPUs would fail."""
     driver = tmp_path / "version"
     driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
     monkeypatch.setattr(machine, "DRIVER_FILE", driver)

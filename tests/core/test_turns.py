@@ -53,8 +53,8 @@ def test_formatted_responses_are_read_back(think):
 
 def test_check_thought_by_hand():
     facts = ["Next ice hole.", "Goal up."]
-    # Three sentences begin like a fact, with "Goal" or "Next". "Goal up." and "Next ice hole." are
-    # true, and "Next hole hole." is false.
+    # Three sentences below begin with the first word of a fact, "Goal" or "Next". "Goal up." and
+    # "Next ice hole." are true, and "Next hole hole." is false.
     assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
     assert check_thought("", facts) == (0, 0)
     assert check_thought("Solved. I go.", ["Solved."]) == (1, 1)
@@ -92,7 +92,8 @@ def test_a_box_in_a_corner_is_said():
 def test_turn_with_two_actions():
     episode = episode_in(ROOM_BOARD)
     # The player goes from (4,3) to (4,2), and then to (3,2). "Box 1 up." is true: the box is one
-    # cell above (4,3). "Target 1 left." is false: the target is 1 up and 1 left of the box.
+    # cell above (4,3). "Target 1 left." is false: from the box, the target is one cell up and one
+    # cell left.
     outcome = episode.step("<think>Box 1 up. Target 1 left. Go.</think><answer>Left || Up</answer>")
     board = "######\n#O___#\n#PX#_#\n#____#\n#____#\n######"
     assert outcome.user == f"Reward -0.2.\nTurn 2 of 5, 8 actions left.\n{board}"
@@ -142,7 +143,7 @@ def test_surplus_actions_are_reported():
     assert outcome.reward == pytest.approx(-0.3) and outcome.record.num_actions == 2
     head = "Reward -0.3. Not executed, over the limit: 2.\nTurn 2 of 5, 8 actions left.\n"
     assert outcome.user.startswith(head)
-    # max_actions is 3. The first reply takes two actions, so the second reply has one too many.
+    # max_actions is 3. The first reply takes two actions, so the second has one action too many.
     episode = episode_in(ROOM_BOARD, max_actions=3)
     reply = "<think>a</think><answer>Left || Right</answer>"
     assert episode.step(reply).reward == pytest.approx(-0.2)

@@ -166,7 +166,7 @@ def test_micro_batches_change_nothing(trained_folder, monkeypatch, kind):
 
 
 def trajectories_in(batch):
-    """Return all token ids of each trajectory of a pack, shared prefixes included."""
+    """Return all token ids of each trajectory in `batch`, including its shared prefixes."""
     parts = batch.ids.split(batch.lengths)
     inner = {i for context in batch.contexts for i in context}
     found = []
@@ -248,7 +248,7 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
 def test_prompt_text_is_not_trained(trained_folder):
     learner = make_learner(trained_folder, estimator="grpo")
     kept, experience = collect_and_target(learner)
-    # This policy is not sharded, so that its parts can be used alone.
+    # The new policy is not sharded, so the test can call its parts alone.
     learner.policy = model.Policy(model.load_model(str(trained_folder))[0])
     batch = pack(kept)
     weight = learner.policy.model.lm_head.weight
@@ -258,8 +258,9 @@ def test_prompt_text_is_not_trained(trained_folder):
     learner.config = replace(learner.config, entropy_coef=0.0)
     for loss, _ in both_losses(learner, batch, experience):
         loss.backward()
-    # At ratio 1 and advantage 1, dL/dW is -1/R times the sum of (onehot - p) h^T over the R sampled
-    # tokens.
+    # At ratio 1 and advantage 1, the gradient of the lm_head weight is -1/R times the sum of
+    # (onehot - p) h^T over the R sampled tokens. Here h is the hidden state that predicts the
+    # token, and p are the probabilities.
     with torch.no_grad():
         hidden = model.packed_hidden(learner.policy.model.model, batch)
         states = hidden[batch.response_index - 1]  # (R, 64)
@@ -299,7 +300,7 @@ def test_one_compilation_serves_rows_of_all_lengths(trained_folder, monkeypatch)
     for trajectory, logprobs in zip(trajectories, expected, strict=True):
         found, _ = policy(pack([trajectory]), 1.0)
         torch.testing.assert_close(found, logprobs, rtol=1e-5, atol=1e-5)
-        assert counters["stats"]["unique_graphs"] == 2  # one for the norms, one for the MLPs
+        assert counters["stats"]["unique_graphs"] == 2  # one graph for the norms, one for the MLPs
 
 
 def test_compiled_parts_change_nothing(trained_folder, monkeypatch):
@@ -384,8 +385,8 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
 
 
 def test_aggregation_weighs_the_value_loss(trained_folder):
-    """With seq_mean_token_sum, the value loss is that of token_mean times the mean number of
-    sampled tokens of a trajectory."""
+    """The value loss under seq_mean_token_sum is the value loss under token_mean times the mean
+    number of sampled tokens per trajectory."""
     losses = {}
     for aggregation in ("token_mean", "seq_mean_token_sum"):
         learner = make_learner(trained_folder, aggregation=aggregation, batch_size=8)

@@ -213,8 +213,8 @@ def assert_fraction(hits, reference, reference_values=256):
     """Assert that the share of 1s in `hits` is close to `reference`.
 
     The difference may be at most 3.5 times its standard error. If all `hits` are equal, the std of
-    `hits` alone is 0. So the std is sqrt(p (1 - p)), where p is the share of 1s in a pool of `hits`
-    and the values of RAGEN's instances.
+    `hits` alone is 0. So the std is sqrt(p (1 - p)), where p is the share of 1s among `hits` and
+    the values of RAGEN's instances together.
     """
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), reference_values

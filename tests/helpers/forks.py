@@ -47,7 +47,7 @@ def live(arguments, log, *, ranks=1, prepare=None):
     first = 0
     while pids:
         pid, status = os.wait()
-        if pid not in pids:  # a process that an import started
+        if pid not in pids:  # `pid` was started by an import
             continue
         pids.remove(pid)
         if status and not first:

@@ -77,7 +77,10 @@ class Script:
 
 
 def tokens_of(chat, pieces):
-    """Return the token ids of `pieces`. Check that no text forges the start or end of a message."""
+    """Return the token ids of `pieces`.
+
+    Check that no string in `pieces` forges the start or end of a message.
+    """
     ids = []
     for piece in pieces:
         if not isinstance(piece, str):

@@ -63,7 +63,7 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
     for count in turns_per_trajectory:
         kept.append(Trajectory((0,), 0, turns[:count]))
         turns = turns[count:]
-    # By default all trajectories are one group. SimpleNamespace takes the place of Config, because
+    # By default all trajectories form one group. SimpleNamespace takes the place of Config, because
     # Config would refuse a group of one trajectory.
     config = SimpleNamespace(**{**vars(small_config()), "group_size": len(kept), **settings})
     learner = SimpleNamespace(config=config, estimator_state={})

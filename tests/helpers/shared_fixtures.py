@@ -124,7 +124,7 @@ def small_model():
     """Return a model like the one in base/, but with 2 layers of width 64 and random weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    import model  # noqa: F401  (this import registers the attention "layout")
+    import model  # noqa: F401  (this import registers the attention implementation "layout")
 
     config = Qwen2Config.from_pretrained(
         BASE,

@@ -29,7 +29,7 @@ from support.log import Log
 
 
 class Moment(NamedTuple):
-    """A process kills itself at the `count`-th call of `owner`.`name` by any of its threads."""
+    """A process kills itself at call number `count` of `owner`.`name`, counted over all threads."""
 
     owner: Any
     name: str

@@ -4,7 +4,7 @@ import json
 
 LAKE = "frozenlake:size=2,success_rate=1"
 ROOM = "sokoban:symbols=newvocab"
-# This text tries to run a script in the page and to steer a terminal.
+# This text tries to run a script in the page and to send control codes to a terminal.
 HOSTILE = (
     "</script><script>window.hacked = 1</script><!-- "
     '<img src="x" onerror="window.hacked = 2"> & \u2028 \ud800 \u202e \x1b[2J {{style}}'

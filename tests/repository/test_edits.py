@@ -1,4 +1,4 @@
-"""Tests that the edits shown in README, docs and examples/ work, in a copy of the code."""
+"""Check in a copy of the code that the edits shown in README, docs and examples/ work."""
 
 import importlib.util
 import json
@@ -158,9 +158,9 @@ def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_
     whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
     assert len(whole) == 3 and untimed(whole)[-1] == untimed(parts)[-1]
     assert_same_checkpoint(tmp_path / "whole", tmp_path / "parts")
-    # The estimator running_mean keeps a baseline, a running mean of scores. The filter keeps all
+    # The baseline of the estimator running_mean is a running mean of scores. The filter keeps all
     # groups, so each iteration updates the baseline with the mean score of all trajectories. The
-    # metric in_group_reward_mean is this mean score.
+    # metric `in_group_reward_mean` is this mean score.
     baseline = whole[0]["in_group_reward_mean"]
     for row in whole:
         assert row["kept_trajectories"] == 16

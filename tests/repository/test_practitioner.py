@@ -1,7 +1,7 @@
 """Defects of the code behind arXiv 2510.01132, and the tests of nanoRAGEN that would catch them.
 
 The code is meow-tea-taro at commit a9c248c. Below each defect are its tests. The word before a test
-names the file of the test, for example model for tests/core/test_model.py.
+names the file of the test: `model` stands for tests/core/test_model.py.
 
     the recomputation of log-probs masks all prompt tokens except the last `batch_size` of them
         model: test_a_token_sees_the_past_and_not_the_future
@@ -19,7 +19,7 @@ names the file of the test, for example model for tests/core/test_model.py.
         methods: test_every_win_pays_one_and_every_loss_less
         worlds: test_a_win_is_worth_more_than_any_loss
         practitioner: test_a_lost_game_is_worth_less_than_a_won_one
-    GRPO and RLOO with groups of one
+    GRPO and RLOO with groups of one trajectory
         practitioner: test_every_recipe_of_groups_has_groups
         starpo: test_equal_rewards_and_groups_of_one_teach_nothing
     the export of demonstrations fails; without the failure, it would write only the first turn

@@ -49,7 +49,7 @@ def test_z_is_the_normal_quantile():
 
 
 def test_t_quantiles():
-    # With one degree of freedom, the t distribution is Cauchy's.
+    # With one degree of freedom, the t distribution is the Cauchy distribution.
     assert t_quantile(1) == pytest.approx(math.tan(0.475 * math.pi), abs=1e-4)
     # With two degrees of freedom, the distribution function is 1/2 + t / (2 sqrt(2 + t^2)).
     t = t_quantile(2)
@@ -84,18 +84,19 @@ def test_rate_interval_of_two_seeds_by_hand():
     `rate_interval` adds an instance with mean 0 and an instance with mean 1, so the variance of the
     ten means is (0.5^2 + 0.5^2) / 10 = 0.05. Then the mean over the eight instances has the
     variance 0.05 / 8. The mean of N games, each won with probability 1/2, has the variance
-    0.25 / N. The two variances are equal for N = 40. So the choice of instances gives the
-    half-width of Wilson's interval for 20 wins in 40 games.
+    0.25 / N. The two variances are equal for N = 40. So the error from the choice of instances
+    has the half-width of Wilson's interval for 20 wins in 40 games.
 
     The seeds' rates 1 and 0 have the standard deviation sqrt(0.5). For two seeds, the 97.5 %
-    quantile of Student's t is 12.7062. So the choice of seeds gives the half-width
+    quantile of Student's t is 12.7062. So the error from the choice of seeds has the half-width
     12.7062 * sqrt(0.5) / sqrt(2) = 6.35. Rates are between 0 and 1, so the interval is cut at 0
     and 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
     low, high = wilson_interval(20, 40)
-    # With rates 0.51 and 0.49, the choice of seeds gives the half-width 12.7062 * 0.01.
+    # For the rates 0.51 and 0.49, the error from the choice of seeds has the half-width
+    # 12.7062 * 0.01.
     close = np.array([[0.51] * 8, [0.49] * 8])
     half = math.hypot((high - low) / 2, 0.127062)
     assert rate_interval(close) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
@@ -198,8 +199,10 @@ def play(rng, rates, luck, num_games):
 def coverages(cell, num_repeats):
     """Return the coverage of three kinds of intervals.
 
-    Coverage is the share of intervals that hold the true value. The intervals are for a rate, for
-    the difference to a player, and for the difference between two sets of seeds."""
+    Coverage is the share of intervals that hold the true value. The intervals are for the rate of a
+    set of seeds, for its difference to the rate of a player without seeds, and for the difference
+    between the rates of two sets of seeds.
+    """
     rate, spread, num_games, num_seeds = cell
     rng = np.random.default_rng([round(1000 * x) for x in cell])
     luck = rng.random((num_repeats, 1, NUM_INSTANCES), dtype=np.float32)

@@ -225,9 +225,10 @@ def test_where_a_run_is_logged_is_no_part_of_its_method():
 def records_of(folder):
     """Return the records of the only offline run in a folder.
 
-    The file begins with a header of 7 bytes. The rest has LevelDB's log format, which splits
-    records into parts. No part crosses a multiple of 32 KiB. A part begins with its checksum
-    (4 bytes), size (2) and kind (1). A part of kind 1 or 4 ends a record.
+    The run's file begins with a header of 7 bytes. The rest has LevelDB's log format, which splits
+    records into parts. No part crosses an offset that is a multiple of 32 KiB. A part begins with
+    its checksum (4 bytes), size (2 bytes) and kind (1 byte). A part of kind 1 (a whole record) or
+    kind 4 (the last part of a record) ends a record.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 

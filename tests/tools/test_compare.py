@@ -69,8 +69,8 @@ def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **set
 
 @pytest.fixture
 def two_arms(tmp_path, monkeypatch):
-    """Three runs each of GRPO and RLOO. After RL, the GRPO runs solve none of the 8 prompts. The
-    RLOO runs solve 2 (seed 0), 4 (seed 1) and 6 prompts (seed 2)."""
+    """Three runs of GRPO and three of RLOO. After RL, the GRPO runs solve none of the 8 prompts.
+    The RLOO runs solve 2 (seed 0), 4 (seed 1) and 6 prompts (seed 2)."""
     monkeypatch.chdir(tmp_path)
     grpo = [write_run(f"grpo_s{s}", [2, 0], seed=s, estimator="grpo") for s in range(3)]
     rloo = []
@@ -83,7 +83,7 @@ def lines_with(text, start):
     return [line for line in text.splitlines() if line.startswith(start)]
 
 
-# ---------- settings that changed on the way
+# ---------- settings that changed during a run
 
 
 def change_settings(folder, until, **before):
@@ -137,9 +137,10 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
         lines_with(text, "| grpo | 0, 1, 2")[0],
         lines_with(text, "| rloo | 0")[0],
     )
-    # at their best evaluation, all GRPO runs solve 2 of 8 prompts, or 25 % (the last cell)
+    # The last column is for the best evaluation of each run. There all GRPO runs solve 2 of 8
+    # prompts, which is 25 %.
     assert "| 0.0 [0.0, " in grpo_line and grpo_line.endswith("| 25.0 |")
-    # at their best evaluation, the RLOO runs solve 2, 4 and 7 of 8 prompts, on average 54.2 %
+    # At their best evaluations, the RLOO runs solve 2, 4 and 7 of 8 prompts, on average 54.2 %.
     assert "| 50.0 [" in rloo_line and rloo_line.endswith("(25.0, 50.0, 75.0) | 54.2 |")
 
 

@@ -59,7 +59,7 @@ def test_players_choose_several_steps_ahead_without_touching_the_game():
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 5, 5, rng) == ["Down", "Down", "Down", "Right", "Right"]
     # The goal is six moves away, and two turns are left. A plan has at most LONGEST_PLAN = 3 moves,
-    # so the planner must use all three.
+    # so the planner needs three moves in each turn.
     assert choose_actions("planner", env, 5, 2, rng) == ["Down", "Down", "Down"]
     assert len(choose_actions("random", env, 4, 5, rng)) == 4
     assert (env.player, env.num_actions, env.rng.bit_generator.state) == (0, 0, draws)

@@ -78,8 +78,9 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     "sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)]
 )
 def test_the_first_demonstrations_may_be_clean(chat, sizes):
-    """In the first case, 4 steps of 10 make 40 demonstrations. In the second case, sft_demos limits
-    their number to 40. The first 0.75 * 40 = 30 demonstrations have no noise."""
+    """In the first case, 4 steps take 10 demonstrations each, 40 in total. In the second case,
+    sft_demos limits the demonstrations to 40. The first 0.75 * 40 = 30 demonstrations have no
+    noise."""
     config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
     for index in (0, 29, 30, 39):
         alone = replace(config, sft_noise=float(index >= 30), sft_clean=0.0)
@@ -112,7 +113,8 @@ def test_the_planner_demonstrates_the_optimal_plan_of_every_turn(chat, experimen
 
 
 def test_the_crowd_demonstrates_good_and_bad_play(chat):
-    """With sft_planners=1, only the planner plays; with sft_planners=0, only the weaker players."""
+    """With sft_planners=1, only the planner plays. With sft_planners=0, only the weaker players
+    play."""
     config = tiny_config("sokoban_ppo", sft_player="crowd")
     rates = []
     for planners in (1.0, 0.0):
@@ -184,7 +186,8 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
 def test_no_demonstration_shows_a_reserved_instance(chat, env):
-    """There are few boards of these sizes. Without a check, many draws would be reserved boards."""
+    """There are few boards of these sizes. Without a check, many demonstrations would show boards
+    that are reserved for evaluation."""
     config = tiny_config("frozenlake_ppo", env=env, observation="grid")
     episode = make_episode(config)
     reserved = set()

@@ -66,7 +66,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tab(browser):
-    """One tab for all tests, because a busy machine opens a new tab slowly."""
+    """All tests share one tab, because a busy machine opens a new tab slowly."""
     tab = browser.new_page(color_scheme="dark")
     tab.set_default_timeout(PATIENCE_MS)
     return tab
@@ -202,7 +202,8 @@ def test_slips_faults_and_credit_are_shown(page):
     assert texts_of(page, "#filter-note") == [f"{note}It kept 1 of 8 groups."]
     # A bar shows an advantage and begins in the middle. So the largest advantage of the group, 1.5,
     # fills 50 % of the width, and the advantage 0.5 fills 17 %.
-    # A card shows the selected turn, turn 2. If a game ended earlier, its card shows its last turn.
+    # Each member of the group has a card, which shows the selected turn, turn 2. If a game ended
+    # earlier, its card shows its last turn.
     widths = "all => all.map(fill => Math.round(parseFloat(fill.style.width)))"
     assert page.locator(".turns .bar i").evaluate_all(widths) == [50, 17]
     assert page.locator(".card .bar").evaluate_all("all => all.map(bar => bar.className)") == [
@@ -516,7 +517,7 @@ def test_two_runs_are_filtered_by_who_succeeds(two):
     assert rows_of(two) == [LAKE_GROUP]
 
 
-# ---------- a run that goes on
+# ---------- a run that still trains
 
 
 def test_follow_writes_the_page_until_the_run_is_finished(runs, tmp_path, monkeypatch, capsys):

@@ -114,8 +114,8 @@ def test_two_records_of_one_policy_are_two_rows(two_runs, record, tmp_path, caps
     more.write_text("\n".join([*first, *again]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [policy, f"{policy} (2)"]
-    # If the file holds a game twice, the second copy belongs to a second evaluation. The copy is
-    # not a second sample of the prompt, so no pass@k is shown.
+    # If the file holds a game twice, the tool assumes that the second copy is from a second
+    # evaluation. The copy is not a second sample of the prompt, so no pass@k is shown.
     more.write_text("\n".join([*first, *first]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     out = capsys.readouterr().out
@@ -161,7 +161,8 @@ def test_a_file_without_trajectories_is_refused(record, change, sentence):
 
 
 def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
-    """The environment of a record may be a file of code, which runs only if the user names it."""
+    """The environment of a record may be a file of code, which runs only if the user names the
+    file."""
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
     env = f"{tmp_path}/evil.py:X"
     lines = tmp_path / "lines.jsonl"

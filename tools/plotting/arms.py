@@ -79,7 +79,8 @@ class Arm:
         return [run.config.seed for run in self.runs]
 
     def wins(self, env: str, name: str) -> np.ndarray:
-        """Return the results of the policy or player `name` on n prompts for S seeds: (S, n)."""
+        """Return the results of the policy or player `name` for all S seeds on n prompts, as an
+        array (S, n). See `Wins`."""
         return np.stack([run.wins[env][name] for run in self.runs])
 
     def shared_iterations(self) -> list[int]:

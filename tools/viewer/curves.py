@@ -221,7 +221,7 @@ def draw_metric(axes: Axes, metric: str, rows: list[dict], look: dict) -> None:
 
 
 def find_signs(rows: list[dict]) -> list[tuple[int, str]]:
-    """Return (iteration, text) wherever a sign of collapse begins in rows of metrics.jsonl."""
+    """Return (iteration, text) for each start of a sign of collapse in rows of metrics.jsonl."""
     signs = []
     for i, row in enumerate(rows):
         for text in new_warnings(rows[: i + 1]):

@@ -350,8 +350,8 @@ def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
     """Return a mark for each sign of a guess, as in Wordle. A sign is a letter or a number.
 
     G: the secret has the sign in this place. Y: the secret has the sign in another place.
-    X: all other signs. Each place of the secret allows only one G or Y: every G comes first,
-    then each Y from left to right.
+    X: all other signs. Each place of the secret counts for one G or Y at most. Every G is set
+    first, then each Y from left to right.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']

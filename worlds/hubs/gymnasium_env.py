@@ -32,8 +32,8 @@ SUCCESSES = ("reward", "end", "limit")
 class Known(NamedTuple):
     """Texts and settings of an environment that needs no options.
 
-    If `Gymnasium` gets no option `names`, `values` or `success`, it uses the field of the same
-    name.
+    For each of the options `names`, `values` and `success` that is not set, `Gymnasium` uses the
+    field of the same name.
     """
 
     names: tuple[str, ...] = ()

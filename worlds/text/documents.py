@@ -227,15 +227,14 @@ class Index:
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
         # the words of each document's name, without articles
         self.name_words = [words_of(drop_articles(document.name)) for document in documents]
-        # cache that maps the argument `most` of `found_by_name` to the result
+        # cache that maps `most` to the result of `found_by_name(most)`
         self.nameable: dict[int, set[int]] = {}
 
     def search(self, query: str, most: int) -> list[Document]:
         """Return up to `most` documents that share a word with the query, the best first.
 
-        Each word of the query adds log(1 + N / n) to the score of each document that contains the
-        word. N is the number of all documents, and n is the number of documents that contain the
-        word.
+        N is the number of all documents. If n documents contain a word of the query, the word adds
+        log(1 + N / n) to the score of each of these n documents.
         """
         scores = np.zeros(len(self.documents))
         # A set has a random order, and the order changes the rounding of the sums. Sorted words
@@ -266,7 +265,7 @@ class Index:
         return sorted(named, key=lambda document: len(document.name), reverse=True)
 
     def found_by_name(self, most: int) -> set[int]:
-        """Return the indices of the documents that are found by their own name.
+        """Return the indices of the documents that a search for their own name finds.
 
         Args: most: largest number of results of a search."""
         if most not in self.nameable:

@@ -192,10 +192,11 @@ class Household(World):
 
         The task `place` has two steps: to hold the thing, and to store the thing in the target. A
         stored thing counts as held. The tasks `clean`, `heat` and `cool` have a third step: to
-        clean, heat or cool the thing. Without this step, a thing in the target counts neither as
-        stored nor as held. The task `two` has the steps of `place` for each of two things, and both
-        things must be stored in the same place. The task `light` has two steps: to hold the thing,
-        and to be at the lit lamp. The lamp step counts only while the player holds the thing.
+        clean, heat or cool the thing. For these tasks, a thing in the target counts as stored and
+        held only after this step. The task `two` has the steps of `place` for each of two things,
+        and both things must be stored in the same place. The task `light` has two steps: to hold
+        the thing, and to be at the lit lamp. The lamp step counts only while the player holds the
+        thing.
         """
         if self.lamp:
             return self._reading_progress(facts)

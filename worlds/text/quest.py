@@ -79,7 +79,7 @@ class Quest(World):
     def draw(self, rng: np.random.Generator) -> tuple:
         """Draw houses until one has a goal whose shortest solution has exactly `q` commands.
 
-        Returns: ("quest", links, (furniture, room) pairs, facts at the start, goal, solution).
+        Returns: ("quest", links of rooms, (furniture, room) pairs, first facts, goal, solution).
         """
         for _ in range(MAX_DRAWS):
             house = self._draw_house(rng)
@@ -124,7 +124,8 @@ class Quest(World):
     def key(self, instance: tuple) -> tuple:
         """Return a key that is the same for instances of the same house and goal.
 
-        The key does not depend on the order of the house's parts or of the two rooms of a link.
+        The order of links, furniture and facts does not matter, nor does the order of the two
+        rooms in a link.
         """
         kind, links, furniture, facts, goal, _ = instance
         passages = frozenset([*links, *map(_reversed_link, links)])
@@ -221,7 +222,7 @@ class Quest(World):
     def relevant(self, facts: Facts) -> set[str]:
         """Return the things and places that a shortest plan may need.
 
-        `World.search` passes these things and places to `effects` as `only`.
+        `World.search` passes these things and places to `effects` as the argument `only`.
         """
         only = {*self.goal, *(name for name in facts if name.endswith("door"))}
         while True:
@@ -234,9 +235,9 @@ class Quest(World):
     def progress(self, facts: Facts) -> float:
         """Return the share of the task's steps that are done (0 to 1), or 1 if the goal is reached.
 
-        Each thing, box or door that the shortest solution names stands for one step. The step is
-        done while this thing, box or door has another place or state than at the start. The goal is
-        one more step.
+        Each key, item, box or door that the shortest solution names counts as one step. The step
+        is done while this object has another place or state than at the start. The goal is one more
+        step.
         """
         thing, place = self.goal
         if facts[thing] == place:

@@ -104,9 +104,9 @@ class TextWorld(World):
         self.note = ""  # the description of what the last command examined
         self.walkthrough = []
         for command in map(drop_articles, self.game.metadata["walkthrough"]):
-            # The walkthrough of a cooking game says "open X" when it takes food from a container
-            # X or goes through a door X. If the walkthrough says "open X" again, this second
-            # command is left out, because the first one has already opened X.
+            # The walkthrough of a cooking game says "open X" whenever it takes food from a
+            # container X or goes through a door X. Only the first "open X" is kept, because X is
+            # open from then on.
             if not command.startswith("open ") or command not in self.walkthrough:
                 self.walkthrough.append(command)
         self._open({}, f"Task: {self.game.objective}", self.walkthrough[-1])
@@ -238,7 +238,7 @@ class Scene:
         return exits
 
 
-@lru_cache(maxsize=512)  # cached, because the members of a group play the same game
+@lru_cache(maxsize=512)  # cached, because all episodes of a group play the same game
 def textworld_game(kind: str, w: int, o: int, q: int, rewards: str, goal: str, seed: int):
     """Make a textworld.Game like `tw-make custom`, `tw-make tw-simple` or `tw-make tw-cooking`."""
     import textworld

@@ -189,8 +189,8 @@ class ToolUse(Env):
         self.store = dict(task.store)
         self.steps = [Step(*step) for step in task.steps]
         self.last_calls = task.last_calls
-        # The set holds "document NAME" for each document found so far, "key KEY" for each key read,
-        # "value NUMBER" for each value calculated and "call CALL" for each call made.
+        # `proofs` holds "document NAME" for each document found so far, "key KEY" for each key
+        # read, "value NUMBER" for each value calculated and "call CALL" for each call made.
         self.proofs: set[str] = set()
         self.result = ""
 
@@ -337,13 +337,13 @@ class OwnData(ToolUse):
             raise UserError(
                 f"{file} has no questions, so it must have items with attributes and nothing else"
             )
-        # Without questions, the tasks ask about items that a search for the item's own name finds.
+        # Without questions, a task asks only about items that a search for their own name finds.
         asked_about = self.questions or self.index.found_by_name(results)
         if task == "all":
             self.tasks = possible_tasks(documents)
         few = 4 * SPLIT_SIZE if self.questions or task == "find" else 100
-        # Fewer than `few` questions or items give too few tasks for disjoint splits. If the tasks
-        # are too few, training and evaluation share the tasks.
+        # Fewer than `few` questions or items give too few tasks to keep training and evaluation
+        # apart. In this case, training and evaluation share the tasks.
         self.repeats = len(asked_about) < few
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -354,12 +354,13 @@ class OwnData(ToolUse):
         return ("tools", *Task(question.text, (), self._steps_to(question), last_calls))
 
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
-        """Return the steps in the file for a question, or up to two searches if there are none.
+        """Return a question's steps from the file, or up to two searches if the file gives none.
 
-        The queries are the name of each document that the question names, then all words of the
-        question. The first query whose results show the answer `question.answers[0]` is the only
-        search. If no query shows the answer, the first query that finds anything is followed by a
-        search for the name of a document with the answer.
+        The first queries are the document names whose words are all in the question. The last query
+        is all words of the question. The first query whose results show the answer
+        `question.answers[0]` is the only search. If no results show the answer, the first search
+        uses the first query that finds anything, and the second search uses the name of a document
+        with the answer.
         """
         if question.steps:
             return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)
