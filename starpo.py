@@ -208,10 +208,10 @@ def normalize_rewards(
     mean_std   (s - mean) / (std + 1e-6)
     asym_clip  (s - mean) / (std + 1e-6), clipped to [-1, 3]
 
-    "mean_std" and "asym_clip" first divide the reward of each turn by std + 1e-6. They set the
-    reward to 0 if all scores with the same group id are equal. "mean" skips this step. Then every
-    method changes the reward of each trajectory's last turn, so that the trajectory's rewards sum
-    to its new score.
+    The rewards of a trajectory are changed so that they sum to its new score, in two steps. First,
+    "mean_std" and "asym_clip" divide each reward by std + 1e-6, or set it to 0 if all scores with
+    the same group id are equal. Then every method adds what is missing to the reward of the last
+    turn.
 
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64. Trajectories with equal group ids share mean and std.
@@ -363,7 +363,7 @@ def gae(
     _check_vectors(rewards=rewards, values=values)
     _check_counts(lengths, total=len(values))
     values = _at_least_float32(values.detach())
-    # gamma and lam are in float64, so that their product is rounded only once, to values.dtype.
+    # gamma and lam are multiplied in float64; only their product is rounded to values.dtype.
     gamma = torch.as_tensor(gamma, dtype=torch.float64, device=values.device).expand(len(values))
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
     num_steps = torch.tensor(lengths, device=values.device)  # (B,); here B is the number of pieces
