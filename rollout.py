@@ -399,8 +399,8 @@ def check_errors(trajectories: Sequence[Trajectory], config: Config, group_size:
     """Print how many trajectories ended in an error, and stop the run if there are too many.
 
     The limit on failed trajectories is max_error_frac times the number of all trajectories. If
-    max_error_frac is above 0, the limit is at least group_size, because an instance that cannot be
-    played fails the whole group that plays it. With max_error_frac=0 the limit is 0.
+    max_error_frac is above 0, the limit is at least group_size, because one broken instance causes
+    an error in every trajectory of its group. With max_error_frac=0 the limit is 0.
 
     Raises: UserError if the number of failed trajectories exceeds the limit, or if every group has
         an error. The message quotes the first error.
