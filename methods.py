@@ -2,10 +2,10 @@
 
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
 methods here are off by default. In the list below, the setting in brackets turns the method on.
-The exception is turn_ppo, a value of the setting `estimator`. The docstring of a method's first
-function states the source of the method ("Source"). The words "has an effect if" state the
-condition under which the method changes anything. The words "can have an effect if" mean that the
-condition alone is not enough. docs/methods.md says where a new estimator goes.
+The exception is turn_ppo, a value of the setting `estimator`. The first function of each RL method
+states the source in its docstring ("Source"). The words "has an effect if" state the condition
+under which the method changes anything. The words "can have an effect if" mean that the condition
+alone is not enough. docs/methods.md says where a new estimator goes.
 
     reward density    replaces the rewards of the turns of a game [reward_density]
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]

@@ -69,9 +69,9 @@ def parse_command(argv: list[str]) -> Command:
         against = existing_source(options["--against"]) if "--against" in options else None
         return Command(runs, follow="--follow" in options, against=against)
     raise UserError(
-        "expected run folders, with or without --panel; one run folder with --gif=NUMBER, --follow "
-        "or --against=RUN; or a file of trajectories, with or without --against=FILE; got "
-        f"{' '.join(argv)!r}"
+        "expected run folders or a file of trajectories, in one of these forms: RUN ... [--panel] "
+        "or RUN --gif=NUMBER or RUN [--follow] [--against=RUN] or FILE [--against=FILE]; "
+        f"got {' '.join(argv)!r}"
     )
 
 

@@ -13,9 +13,9 @@ WINDOW = 9  # number of iterations in the window of a moving average
 
 
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
-    """Return the 95 % interval of the mean success in each of I evaluations.
+    """Return the 95 % intervals of the mean success in I evaluations.
 
-    Each end of the interval is an array, (I,). The interval accounts for the choice of prompts and
+    Each end is an array, (I,). An interval accounts for the choice of prompts and
     of seeds. For an evaluation in `known`, `rate_interval` computes the interval. For other
     evaluations, only the rates of the seeds are known. Then `interval_of_rates` computes the widest
     interval that these rates allow. If the rate of a seed is NaN, the interval is NaN.
