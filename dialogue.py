@@ -1,9 +1,9 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
 An `Episode` shows an environment of `envs.py` as messages, and enforces the limit of turns. Of the
-actions in a reply, it tries at most the first actions_per_turn, or as many as are left in the game
-if that is fewer. Further actions are surplus. envs.py ends a game whose actions are used up.
-rollout.py enforces the limits on tokens.
+actions in a reply, it tries only the first min(actions_per_turn, actions left in the game). Further
+actions are surplus. envs.py ends a game whose actions are used up. rollout.py enforces the limits
+on tokens.
 
 A reply is not valid if its form is wrong, if it has surplus actions, if it names an illegal action,
 or if it executes no action. After the action that ends the game, no further action is tried. So an

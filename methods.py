@@ -2,7 +2,7 @@
 
 `starpo.py` has the methods of RAGEN, and explains the letters P, N, B, K and R in shapes. All
 methods here are off by default. In the list below, the setting in brackets turns the method on.
-The exception is turn_ppo, a value of the setting `estimator`. The first function of each RL method
+The exception is turn_ppo, a value of the setting `estimator`. The first function of each method
 states the source in its docstring ("Source"). The words "has an effect if" state the condition
 under which the method changes anything. The words "can have an effect if" mean that the condition
 alone is not enough. docs/methods.md says where a new estimator goes.

@@ -363,7 +363,7 @@ def gae(
     _check_vectors(rewards=rewards, values=values)
     _check_counts(lengths, total=len(values))
     values = _at_least_float32(values.detach())
-    # gamma and lam are multiplied in float64; only their product is rounded to values.dtype.
+    # gamma and lam are multiplied in float64, so that rounding to values.dtype comes last.
     gamma = torch.as_tensor(gamma, dtype=torch.float64, device=values.device).expand(len(values))
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
     num_steps = torch.tensor(lengths, device=values.device)  # (B,); here B is the number of pieces

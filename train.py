@@ -160,8 +160,8 @@ def iterate(
     rank_by = ranking_values(config, trajectories, stats)  # (P,) the values chosen by filter_by
     # If dynamic sampling made P larger than num_groups, the filter sees num_groups of the P groups:
     # all groups with variance, filled up with other groups. Otherwise it sees all P groups.
-    candidates = filter_candidates(config, stats)  # 1 to P indices of groups
-    kept_groups = select_groups(config, candidates, rank_by, stats)  # 0 to P indices of groups
+    candidates = filter_candidates(config, stats)  # group indices, 1 to P of them
+    kept_groups = select_groups(config, candidates, rank_by, stats)  # group indices, 0 to P of them
     kept_fraction = len(kept_groups) / len(candidates)  # for filter_loss_scale
     note_filter(trajectories, rank_by, kept_groups, config.group_size)  # for trajectories.jsonl
     kept = members_of(kept_groups, trajectories, config.group_size)

@@ -29,7 +29,7 @@ from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
-TIE = 1e-3  # nats; two prompts tie if a thought's log-probs given each differ by at most this
+TIE = 1e-3  # nats; two prompts tie if they give a thought log-probs at most this far apart
 EMA_DECAY = 0.9  # decay per measurement, for the moving average of marginal_std
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 

@@ -97,8 +97,8 @@ class Grid(Env):
 class FrozenLake(Grid):
     """Walk over ice with holes from a random start to a random goal; moves may slip to a side.
 
-    Each cell of a board except start and goal is ice with probability `frozen_prob`, and otherwise
-    a hole. Start and goal are two different cells without holes, and a path connects them. A
+    Each cell of a board except start and goal is drawn as ice with probability `frozen_prob`, else
+    as a hole. Start and goal are two different cells without holes, and a path connects them. A
     move has the intended direction with probability `success_rate`; the two perpendicular
     directions share the rest equally.
     """
@@ -443,7 +443,7 @@ class Sokoban(Grid):
     # Players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Return the first moves of a shortest solution (breadth-first search), or [] if none."""
+        """Return first moves of a shortest solution (breadth-first search), or [] if unsolvable."""
         path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
         return [self.actions[move] for move in (path or ())[:max_actions]]
 

@@ -310,7 +310,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
 
 
 def test_the_engine_plays_the_same_on_every_rank(trained_folder):
-    """Rank 1 plays eight games, rank 0 four. A game that waited for the other rank would hang."""
+    """Rank 1 plays eight games, rank 0 four. If a game waited for the other rank, it would hang."""
     learner = make_learner(trained_folder)
     parallel.sync_weights(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))

@@ -1,4 +1,4 @@
-"""Tests of config files that end the process, such as by sys.exit(), and of extreme numbers in
+"""Tests of config files that end the process, as sys.exit() does, and of extreme numbers in
 settings, such as nan or inf."""
 
 from configurator import (

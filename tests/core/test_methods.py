@@ -148,8 +148,8 @@ def test_gigpo_by_hand():
     batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
     options = dict(state_weight=2.0, turn_gamma=0.5)
     found, returns = estimate(*batch, estimator="dr_grpo", **options)
-    # An advantage is (score - mean score) + 2 * (G - mean of G in the state). The 2 is
-    # state_weight.
+    # An advantage is (score - 0.5) + 2 * (G - mean of G in the state). The number 0.5 is the mean
+    # score, and 2 is state_weight.
     assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
     assert returns is None
     found, _ = estimate(*batch, estimator="grpo", **options)

@@ -620,7 +620,7 @@ SMALL = dict(
 
 @pytest.fixture(scope="module")
 def rows_with_vllm(folders, tmp_path_factory):
-    """Train a model of each of three families for two iterations with vLLM. Return the metrics.
+    """Train three families for two iterations with vLLM. Map each family to its run's metrics.
 
     The run of Qwen3 uses the config files of README's command for Qwen3-0.6B. This run also uses
     LoRA, and its model has an untied LM head.

@@ -53,8 +53,8 @@ def test_formatted_responses_are_read_back(think):
 
 def test_check_thought_by_hand():
     facts = ["Next ice hole.", "Goal up."]
-    # Three sentences below begin with the first word of a fact, "Goal" or "Next". "Goal up." and
-    # "Next ice hole." are true, and "Next hole hole." is false.
+    # In the first text, three sentences begin with the first word of a fact, "Goal" or "Next".
+    # "Goal up." and "Next ice hole." are true, and "Next hole hole." is false.
     assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
     assert check_thought("", facts) == (0, 0)
     assert check_thought("Solved. I go.", ["Solved."]) == (1, 1)

@@ -46,7 +46,7 @@ SHORT = {
 # A command of train, eval or tools.sft is run only if an argument matches TINY.
 TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")
 # Maps the start of an argument to the package that the argument needs. Without the package, the
-# command is skipped. `make test-extras` and `make test-hubs` install all of these but Box2D.
+# command is skipped. `make test-extras` and `make test-hubs` install all packages but Box2D.
 OPTIONAL = {
     "--env=textworld": "textworld",
     "--env=alfworld": "alfworld",

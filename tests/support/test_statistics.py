@@ -84,18 +84,18 @@ def test_rate_interval_of_two_seeds_by_hand():
     `rate_interval` adds an instance with mean 0 and an instance with mean 1, so the variance of the
     ten means is (0.5^2 + 0.5^2) / 10 = 0.05. Then the mean over the eight instances has the
     variance 0.05 / 8. The mean of N games, each won with probability 1/2, has the variance
-    0.25 / N. The two variances are equal for N = 40. So the error from the choice of instances
+    0.25 / N. The two variances are equal for N = 40. So the interval for the choice of instances
     has the half-width of Wilson's interval for 20 wins in 40 games.
 
     The seeds' rates 1 and 0 have the standard deviation sqrt(0.5). For two seeds, the 97.5 %
-    quantile of Student's t is 12.7062. So the error from the choice of seeds has the half-width
+    quantile of Student's t is 12.7062. So the interval for the choice of seeds has the half-width
     12.7062 * sqrt(0.5) / sqrt(2) = 6.35. Rates are between 0 and 1, so the interval is cut at 0
     and 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
     low, high = wilson_interval(20, 40)
-    # For the rates 0.51 and 0.49, the error from the choice of seeds has the half-width
+    # For the rates 0.51 and 0.49, the interval for the choice of seeds has the half-width
     # 12.7062 * 0.01.
     close = np.array([[0.51] * 8, [0.49] * 8])
     half = math.hypot((high - low) / 2, 0.127062)

@@ -15,10 +15,10 @@ WINDOW = 9  # number of iterations in the window of a moving average
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
     """Return the 95 % intervals of the mean success in I evaluations.
 
-    Each end is an array, (I,). An interval accounts for the choice of prompts and
-    of seeds. For an evaluation in `known`, `rate_interval` computes the interval. For other
-    evaluations, only the rates of the seeds are known. Then `interval_of_rates` computes the widest
-    interval that these rates allow. If the rate of a seed is NaN, the interval is NaN.
+    Each end is an array, (I,). An interval accounts for the choice of prompts and of seeds. For an
+    evaluation in `known`, `rate_interval` computes the interval. For other evaluations, only the
+    rates of the seeds are known. Then `interval_of_rates` computes the widest interval that these
+    rates allow. If the rate of a seed is NaN, the interval is NaN.
 
     Args:
         rates: success rates of S seeds, (S, I).

@@ -223,7 +223,7 @@ class Program:
     def _bool_op(self, decisive: bool, operands: list[Expression]) -> Expression:
         """Compile `or` if `decisive` is True, else `and`.
 
-        The first operand with the truth value `decisive` is the result."""
+        The result is the first operand with the truth value `decisive`, else the last operand."""
 
         def compute() -> int | list[int] | None:
             for operand in operands:
